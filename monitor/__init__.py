@@ -1,0 +1,1 @@
+"""Scorewatch: a monitoring agent for deployed classifiers."""

@@ -1,0 +1,1 @@
+"""What changes the world. Every action is journalled before it is carried out."""

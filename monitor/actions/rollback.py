@@ -1,0 +1,48 @@
+"""Change which policy is served: the one action of an alert, and the two commands of a person."""
+
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from monitor.core.policy import Policy
+from monitor.store.policies import Pointer, Policies, PolicyError, checksum
+
+__all__ = ["Change", "Pointer", "Policies", "PolicyError", "activate", "carry_out", "checksum", "rollback"]
+
+
+class Change(NamedTuple):
+    """A pointer change that the journal gets before current.json does; `body` is the journal entry's."""
+
+    kind: str
+    version: str
+    pointer: Pointer
+    body: dict[str, Any]
+
+
+def _change(policies: Policies, kind: str, version: str, pointer: Pointer) -> Change:
+    before = policies.current(version)
+    body = {**asdict(pointer), "before": None if before is None else asdict(before)}
+    return Change(kind, version, pointer, body)
+
+
+def activate(policies: Policies, version: str, policy: Policy | float, who: str, reason: str, at: int) -> Change:
+    """Write the policy (or the next one, with this threshold) and return the change that makes it current."""
+    with policies.lock():
+        if isinstance(policy, Policy):
+            if policy.id not in policies.ids(version):
+                policies.add(policy)
+            made = policies.read(version, policy.id)
+        else:
+            made = policies.create(version, policy, at, {"who": who, "reason": reason, "at": at})
+    return _change(policies, "activated", version, Pointer(made.id, who, reason, at))
+
+
+def rollback(policies: Policies, version: str, to: str, who: str, reason: str, at: int) -> Change:
+    """Return the change that makes an earlier policy current again; the policy must be readable."""
+    policies.read(version, to)
+    return _change(policies, "rolled_back", version, Pointer(to, who, reason, at))
+
+
+def carry_out(policies: Policies, change: Change) -> None:
+    """Replace current.json, after the journal said so."""
+    with policies.lock():
+        policies.point(change.version, change.pointer)

@@ -1,0 +1,903 @@
+"""YAML -> frozen dataclasses: every default visible, every error names file, key path, what was found and the remedy."""
+
+import difflib
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import yaml
+
+from monitor.core.days import MATURE, RECENT
+from monitor.core.events import DAY, HOUR, MINUTE, SECOND
+from monitor.core.metrics import METRICS
+from monitor.core.policy import Limit
+from monitor.core.readings import ACTING
+from monitor.core.rules import ACTIONS, SEVERITIES, SHIPPED, Rule
+
+ROLES = ("live", "canary", "shadow")
+MODES = ("off", "auto")
+MISSING = ("negative", "unknown")
+CLOCKS = ("wall", "events")
+HASHES = ("xxh3", "blake2b")
+KINDS = ("events", "predictions", "labels")
+FORMATS = ("ndjson", "csv")
+TICKS = {"wall": 15 * SECOND, "events": HOUR}
+RULE_WINDOWS = {"scored": RECENT, "mature": MATURE}
+RULE_WINDOW = {"scored": "24h", "mature": "28d"}
+MOST_ROWS = 60_000_000
+VOLUME = "policy_volume"
+HIDDEN = "***"
+"""What describe() writes for a token that stands in the file itself; as a token it is an error."""
+
+LATER = {"verdicts", "review", "inherit", "false_alarms_per_year", "detectors", "features"}
+"""Keys of the design that this version does not have."""
+LATER_SOURCES = {"kafka", "nats", "redis", "postgres"}
+
+NAME = re.compile(r'[^\x00-\x1f"\\\ud800-\udfff]{1,128}')
+"""A model, version, segment or rule name; lone surrogates are out because no sender can encode them."""
+
+
+class ConfigError(Exception):
+    """What is wrong with a configuration, one line per error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener listens; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Return whether only this machine can reach the address; a name other than localhost may be anything."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSource:
+    """Events by POST: the largest body in bytes, and how many events may wait for the writer before 429."""
+
+    max_body: int = 32 * 1024 * 1024
+    queue: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Events from a file; an empty format follows from the suffix, with or without .gz."""
+
+    path: Path
+    kind: str = "events"
+    follow: bool = True
+    format: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """How long a day waits for its labels, what none at the horizon means, how long a label may still change (ms)."""
+
+    horizon: int = 30 * DAY
+    missing: str = "unknown"
+    corrections: int = 28 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live."""
+
+    name: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    baseline: Path | None = None
+    policies: Path | None = None
+    segments: tuple[str, ...] = ()
+    labels: Labels = Labels()
+    threshold: float | None = None
+    mode: str = "off"
+    rules: tuple[Rule, ...] = tuple(SHIPPED.values())
+    idle_after: int = 24 * HOUR
+
+    def role(self, version: str) -> str:
+        """Return live, canary or shadow."""
+        return self.versions.get(version, "live")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Bearer tokens of the api; `env` remembers which came from an environment variable. No repr shows a token."""
+
+    ingest: str | None = field(default=None, repr=False)
+    decide: str | None = field(default=None, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration; times in ms. `tick` is TICKS[clock] unless the file says otherwise."""
+
+    path: Path | None = None
+    state: Path = Path("/var/lib/scorewatch")
+    api: Address = Address("127.0.0.1", 8480)
+    metrics: Address = Address("0.0.0.0", 9480)
+    clock: str = "wall"
+    tick: int = TICKS["wall"]
+    sources: tuple[HttpSource | FileSource, ...] = (HttpSource(),)
+    tokens: Tokens = Tokens()
+    models: Mapping[str, Model] = field(default_factory=dict)
+    hash: str = "xxh3"
+    waiting_rows: int = 20_000_000
+
+
+# YAML: the core schema of version 1.2, where only true and false are booleans and there are no dates or octal numbers.
+
+
+class _Scalar(NamedTuple):
+    pattern: re.Pattern[str]
+    first: tuple[str, ...]
+    make: Callable[[str], Any]
+
+
+_DIGITS = tuple("-+0123456789")
+_SCALARS = {
+    "tag:yaml.org,2002:null": _Scalar(re.compile(r"(?:~|null|Null|NULL|)\Z"), ("~", "n", "N", ""), lambda _: None),
+    "tag:yaml.org,2002:bool": _Scalar(
+        re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), tuple("tTfF"), lambda text: text.lower() == "true"
+    ),
+    "tag:yaml.org,2002:int": _Scalar(re.compile(r"[-+]?[0-9]+\Z"), _DIGITS, int),
+    "tag:yaml.org,2002:float": _Scalar(
+        re.compile(r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"),
+        (*_DIGITS, "."),
+        lambda text: float(re.sub(r"\.(?=[in])", "", text.lower())),
+    ),
+}
+_PLAIN = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map", None)
+
+
+class _Core(yaml.SafeLoader):
+    """Read the core schema; every other tag is an error."""
+
+    yaml_constructors: ClassVar[dict[Any, Any]] = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in _PLAIN}
+
+
+class _CoreDumper(yaml.SafeDumper):
+    """Write what _Core reads, so that `off` needs no quotes and a string like a number gets them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True: equal parts are written out, not referred to."""
+        return True
+
+
+def _construct(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    if not isinstance(node, yaml.ScalarNode):
+        raise yaml.constructor.ConstructorError(None, None, f"found a mapping or list with the tag {node.tag}", node.start_mark)
+    text, scalar = str(node.value), _SCALARS[node.tag]
+    try:
+        if scalar.pattern.match(text):
+            return scalar.make(text)
+    except ValueError:  # an int of more than 4,300 digits
+        pass
+    raise yaml.constructor.ConstructorError(None, None, f"found {_show(text)} with the tag {node.tag}", node.start_mark)
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Single quotes fold characters such as U+0085 into spaces; double quotes escape them.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_CoreDumper.add_representer(str, _quoted)
+# Empty first: both classes inherit the resolvers of YAML 1.1.
+_Core.yaml_implicit_resolvers = {}
+_CoreDumper.yaml_implicit_resolvers = {}
+for _tag, _scalar in _SCALARS.items():
+    _Core.add_constructor(_tag, _construct)
+    # add_implicit_resolver tries in the order of adding, so an int is asked before a float.
+    for _yaml in (_Core, _CoreDumper):
+        _yaml.add_implicit_resolver(_tag, _scalar.pattern, list(_scalar.first))
+
+
+def _tree(text: str, at: "_At") -> Any:
+    """Return the document as dicts, lists and scalars; keys given twice are noted as errors of `at`."""
+    try:
+        loader = _Core(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        for place, key in _repeated(node, at, set()):
+            place.error(f"found the key a second time (line {key.start_mark.line + 1}); write it once")
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        spot = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{at.file}: {spot}{e.problem or e.context}; correct the YAML there") from None
+    except yaml.reader.ReaderError as e:
+        line = text.count("\n", 0, e.position) + 1
+        raise ConfigError(
+            f"{at.file}: line {line}: found the character {chr(e.character)!r}; remove it, YAML does not allow it"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{at.file}: found mappings or lists nested too deeply; flatten them") from None
+
+
+def _repeated(node: yaml.Node, at: "_At", seen: set[int]) -> Iterator[tuple["_At", yaml.Node]]:
+    """Yield keys given twice in one mapping; `seen` holds the nodes visited, as aliases may repeat and even contain them."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield from _repeated(item, at.item(i), seen)
+    elif isinstance(node, yaml.MappingNode):
+        names = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in names:
+                    yield at.child(key.value), key
+                names.add((key.tag, key.value))
+                yield from _repeated(value, at.child(key.value), seen)
+
+
+# Reading values: a reader turns one value into what the dataclass holds, or raises _Wrong with what to write instead.
+
+
+class _Wrong(Exception):
+    def __init__(self, remedy: str, found: str = "") -> None:
+        self.remedy = remedy
+        self.found = found
+
+
+class _At(NamedTuple):
+    """A place in the file, and where its errors are collected."""
+
+    file: str
+    base: Path
+    errors: list[str]
+    key: str = ""
+
+    def child(self, name: object) -> "_At":
+        text = str(name)
+        plain = text if re.fullmatch(r"[\w*-]+", text) else repr(text)
+        return self._replace(key=f"{self.key}.{plain}" if self.key else plain)
+
+    def item(self, i: int) -> "_At":
+        return self._replace(key=f"{self.key}[{i}]")
+
+    def error(self, message: str) -> None:
+        self.errors.append(f"{self.file}: {self.key}: {message}" if self.key else f"{self.file}: {message}")
+
+
+Reader = Callable[[Any, _At], Any]
+
+
+def _show(value: Any) -> str:
+    """Return a value as an error names it: short, on one line."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:196]}...{text[0] if isinstance(value, str) else ''}"
+
+
+def _read(read: Reader, value: Any, at: _At) -> tuple[Any, ...]:
+    """Return the value in a tuple, or an empty tuple and one more error."""
+    try:
+        return (read(value, at),)
+    except _Wrong as e:
+        at.error(f"found {e.found or _show(value)}; {e.remedy}")
+        return ()
+
+
+def _mapping(value: Any, at: _At, remedy: str) -> dict[str, Any]:
+    """Return a mapping whose keys are all strings; nothing is an empty mapping."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _Wrong(remedy)
+    for key in value:
+        if not isinstance(key, str):
+            at.child("null" if key is None else key).error(f"found {_show(key)} as a key; put it in quotes")
+    return {key: item for key, item in value.items() if isinstance(key, str)}
+
+
+def _fields(value: Any, at: _At, readers: Mapping[str, Reader], remedy: str = "") -> dict[str, Any]:
+    """Return what a section gives, read key by key; wrong values are left out and noted."""
+    given = {}
+    keys = tuple(key for key, read in readers.items() if read is not _misplaced)
+    for key, item in _mapping(value, at, remedy or f"write a mapping with the keys {_words(keys)}").items():
+        here = at.child(key)
+        if key in readers:
+            for read in _read(readers[key], item, here):
+                given[key] = read
+        elif key in LATER:
+            here.error(f"found {_show(item)}; not available in this version, leave it out")
+        else:
+            here.error(f"found an unknown key; {_did_you_mean(key, keys)}")
+    return given
+
+
+def _words(words: Mapping[str, Any] | tuple[str, ...], last: str = "or") -> str:
+    *most, end = words
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def _did_you_mean(word: str, words: Mapping[str, Any] | tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f"did you mean {near[0]}?" if near else f"write {_words(words)}"
+
+
+def _one_of(*words: str, later: tuple[str, ...] = ()) -> Reader:
+    def read(value: Any, at: _At) -> str:
+        if value in later and isinstance(value, str):
+            raise _Wrong(f"not available yet, write {_words(words)}")
+        if not isinstance(value, str) or value not in words:
+            raise _Wrong(f"write {_words(words)}")
+        return value
+
+    return read
+
+
+_UNITS = {"d": DAY, "h": HOUR, "m": MINUTE, "s": SECOND, "ms": 1}
+_LONGEST = 3650 * DAY
+
+
+def _duration(value: Any, at: _At) -> int:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise _Wrong(f"write {_show(value)}s if seconds are meant, else a duration such as 12h or 7d")
+    found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|h|d)", value) if isinstance(value, str) else None
+    if not found or int(found[1]) * _UNITS[found[2]] > _LONGEST:
+        raise _Wrong("write a duration such as 15s, 12h or 7d, at most 3650d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _some_time(value: Any, at: _At) -> int:
+    ms = _duration(value, at)
+    if not ms:
+        raise _Wrong("write a duration longer than 0s")
+    return ms
+
+
+def _horizon(value: Any, at: _At) -> int:
+    if value == "never":
+        raise _Wrong("not available yet, write a duration such as 12h or 90d")
+    return _duration(value, at)
+
+
+def _amount(units: Mapping[str, int], example: str, most: int) -> Reader:
+    """Return a reader of positive whole numbers with or without one of the units."""
+
+    def read(value: Any, at: _At) -> int:
+        text = "" if isinstance(value, bool) else str(value)
+        found = re.fullmatch(rf"([0-9]{{1,15}})({'|'.join(units)})?", text)
+        n = int(found[1]) * units.get(found[2], 1) if found else 0
+        if not 0 < n <= most:
+            raise _Wrong(f"write a whole number such as {example}, from 1 to {most}")
+        return n
+
+    return read
+
+
+_COUNTS = {"G": 1_000_000_000, "M": 1_000_000, "k": 1_000}
+_SIZES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "GB": 1000**3, "MB": 1000**2, "kB": 1000}
+_count = _amount(_COUNTS, "500 or 20k", 1_000_000_000)
+
+
+def _number(value: Any, at: _At) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e300:
+        raise _Wrong("write a number")
+    return float(value)
+
+
+def _flag(value: Any, at: _At) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong("write true or false")
+    return value
+
+
+def _name(value: Any, at: _At) -> str:
+    if not isinstance(value, str):
+        raise _Wrong("write a name; put it in quotes if it looks like a number")
+    if not NAME.fullmatch(value):
+        raise _Wrong('write a name of 1 to 128 characters without control characters, " and \\')
+    return value
+
+
+def _path(value: Any, at: _At) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise _Wrong("write a path")
+    return at.base / value
+
+
+def _folder(value: Any, at: _At) -> Path | None:
+    return None if value is None else _path(value, at)
+
+
+def _baseline(value: Any, at: _At) -> Path | None:
+    path = _folder(value, at)
+    if path is not None and not os.path.isfile(path):
+        raise _Wrong(
+            "write the path of a file made by `scorewatch baseline build`, or leave it out",
+            f"{_show(str(path))}, which is no file",
+        )
+    return path
+
+
+def _threshold(value: Any, at: _At) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        raise _Wrong("not available in this version, write a number from 0 to 1")
+    if not 0.0 <= _number(value, at) <= 1.0:
+        raise _Wrong("write a number from 0 to 1")
+    return float(value)
+
+
+def _address(value: Any, at: _At) -> Address:
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+)):([0-9]{1,5})", value, re.ASCII) if isinstance(value, str) else None
+    try:
+        if found and int(found[3]) <= 65535:
+            if found[1]:
+                ipaddress.IPv6Address(found[1])
+            elif not re.search("[^0-9.]", found[2]):
+                ipaddress.IPv4Address(found[2])
+            return Address(found[1] or found[2], int(found[3]))
+    except ValueError:
+        pass
+    raise _Wrong("write host:port such as 127.0.0.1:8480 or [::1]:8480")
+
+
+# Sections.
+
+
+def _http(value: Any, at: _At) -> HttpSource:
+    return HttpSource(**_fields(value, at, {"max_body": _amount(_SIZES, "1048576 or 32MB", 1024**3), "queue": _count}))
+
+
+def _file(value: Any, at: _At) -> FileSource:
+    readers = {"path": _path, "kind": _one_of(*KINDS), "follow": _flag, "format": _one_of(*FORMATS)}
+    given = _fields(value, at, readers)
+    if not isinstance(value, dict) or "path" not in value:
+        raise _Wrong("write at least {path: FILE}", "no path")
+    if "path" not in given:
+        return FileSource(Path())
+    source = FileSource(**given)
+    if "format" not in value:
+        suffix = source.path.with_suffix("").suffix if source.path.suffix == ".gz" else source.path.suffix
+        formats = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}
+        if suffix not in formats:
+            raise _Wrong(f"write format: {_words(FORMATS)}", f"a path whose suffix says no format, {_show(str(source.path))}")
+        source = replace(source, format=formats[suffix])
+    if not source.follow and not os.path.isfile(source.path):
+        at.child("path").error(
+            f"found {_show(str(source.path))}, which is no file; write the path of a file or follow: true to wait for it"
+        )
+    return source
+
+
+SOURCES: Mapping[str, Reader] = {"http": _http, "file": _file}
+
+
+def _source(value: Any, at: _At) -> tuple[HttpSource | FileSource, ...]:
+    if not isinstance(value, dict) or len(value) != 1:
+        raise _Wrong("write one source such as http: {} or file: {path: events.ndjson}")
+    ((kind, body),) = value.items()
+    if isinstance(kind, str) and kind in LATER_SOURCES:
+        raise _Wrong(f"not available in this version, write {_words(SOURCES)}", f"the source {kind}")
+    if not isinstance(kind, str) or kind not in SOURCES:
+        raise _Wrong(_did_you_mean(str(kind), SOURCES), f"the unknown source {_show(kind)}")
+    return _read(SOURCES[kind], body, at.child(kind))
+
+
+def _sources(value: Any, at: _At) -> tuple[HttpSource | FileSource, ...]:
+    if not isinstance(value, list) or not value:
+        raise _Wrong("write a list with at least one source, such as - http: {}")
+    sources = tuple(source for i, item in enumerate(value) for found in _read(_source, item, at.item(i)) for source in found)
+    if sum(isinstance(source, HttpSource) for source in sources) > 1:
+        raise _Wrong("write it once, there is one api", "the source http more than once")
+    return sources
+
+
+def _token(value: Any, at: _At) -> tuple[str | None, str]:
+    """Return the token and the variable it comes from; errors never show the token."""
+    if value is None:
+        return None, ""
+    if not isinstance(value, str):
+        raise _Wrong("write the token in quotes, or env:NAME", "a value that is no string")
+    variable = value.removeprefix("env:") if value.startswith("env:") else ""
+    token = os.environ.get(variable, "") if variable else value
+    if variable and not token:
+        raise _Wrong(f"set the environment variable {variable}", f"{_show(value)}, which is not set")
+    if token == HIDDEN:
+        raise _Wrong("write the token itself or env:NAME", f"'{HIDDEN}', which only hides a token")
+    if value == "env:" or not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise _Wrong("write a token of printable ASCII characters without spaces, or env:NAME", "an unusable token")
+    return token, variable
+
+
+def _tokens(value: Any, at: _At) -> Tokens:
+    if value is not None and not isinstance(value, dict):
+        raise _Wrong("write a mapping with the keys ingest or decide", "a value that is no mapping")
+    given = _fields(value, at, {"ingest": _token, "decide": _token})
+    return Tokens(**{k: token for k, (token, _) in given.items()}, env={k: name for k, (_, name) in given.items() if name})
+
+
+def _waiting(value: Any, at: _At) -> int:
+    given = _fields(value, at, {"rows": _amount(_COUNTS, "20M", MOST_ROWS)})
+    return int(given.get("rows", Config().waiting_rows))
+
+
+def _labels(before: Labels) -> Reader:
+    readers = {"horizon": _horizon, "missing": _one_of(*MISSING), "corrections": _duration}
+    return lambda value, at: replace(before, **_fields(value, at, readers))
+
+
+def _versions(value: Any, at: _At) -> dict[str, str]:
+    roles = {}
+    for version, role in _mapping(value, at, "write a mapping such as {v8: shadow}").items():
+        here = at.child(version)
+        for name in _read(_name, version, here):
+            for known in _read(_one_of(*ROLES), role, here):
+                roles[name] = known
+    return roles
+
+
+def _segments(value: Any, at: _At) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _Wrong("write a list such as [country, channel]")
+    names = [name for i, item in enumerate(value) for name in _read(_name, item, at.item(i))]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        raise _Wrong("write each segment once", f"{_show(name)} more than once")
+    return tuple(names)
+
+
+# Rules.
+
+
+def _bounds(value: Any, at: _At) -> dict[str, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise _Wrong("write two numbers such as [0.8, 1.2]")
+    pair = [number for i, item in enumerate(value) for number in _read(_number, item, at.item(i))]
+    if len(pair) == 2 and pair[0] >= pair[1]:
+        raise _Wrong("write the smaller number first", f"[{value[0]}, {value[1]}]")
+    return {"low": pair[0], "high": pair[1]} if len(pair) == 2 else {}
+
+
+_SIDES: Mapping[str, Reader] = {
+    "above": lambda value, at: {"high": _number(value, at)},
+    "below": lambda value, at: {"low": _number(value, at)},
+    "outside": _bounds,
+    "inside": lambda value, at: {**_bounds(value, at), "inside": True},
+}
+
+
+def _limit(value: Any, at: _At) -> dict[str, Any]:
+    """Return the fields of a Limit that the mapping gives."""
+    remedy = f"write a mapping with one of {_words(tuple(_SIDES))}, such as {{above: 0.05}}"
+    given = _fields(value, at, {**_SIDES, "end": _one_of("value", "low", "high")}, remedy)
+    sides = [side for side in _SIDES if side in (value or {})]
+    if len(sides) != 1 and (sides or (value or {}).keys() <= {"end"}):
+        raise _Wrong(f"write exactly one of {_words(tuple(_SIDES))}", _words(tuple(sides), "and") if sides else "no limit")
+    return {**(given.get(sides[0], {}) if sides else {}), **({"end": given["end"]} if "end" in given else {})}
+
+
+def _metric(value: Any, at: _At) -> str:
+    names = (*METRICS, VOLUME)
+    if not isinstance(value, str) or value not in names:
+        raise _Wrong(_did_you_mean(value, names) if isinstance(value, str) else f"write {_words(names)}")
+    return value
+
+
+_RULE: Mapping[str, Reader] = {
+    "metric": _metric,
+    "basis": _one_of(*RULE_WINDOWS),
+    "window": _one_of(*RECENT, *MATURE),
+    "fires": _limit,
+    "resolves": _limit,
+    "min_n": _count,
+    "hold": _duration,
+    "severity": _one_of(*SEVERITIES),
+    "action": _one_of(*ACTIONS, later=("recalibrate",)),
+}
+
+
+def _rule(name: str, old: Rule | None) -> Reader:
+    """Return a reader of what a rule changes in `old`, or of a whole new rule."""
+
+    def read(value: Any, at: _At) -> Rule | None:
+        errors = len(at.errors)
+        given = _fields(value, at, _RULE, f"write off or a mapping with the keys {_words(_RULE)}")
+        raw = value or {}
+        was = old.fires[0].metric if old else ""
+        metric = given.get("metric", was)
+        # Limits are numbers of one metric, so they do not survive a change of the metric.
+        kept = old if metric == was else None
+        required = () if kept else ("fires", "resolves") if old else ("metric", "fires", "resolves")
+        missing = tuple(key for key in required if key not in raw)
+        if missing:
+            near = [] if old else difflib.get_close_matches(name, list(SHIPPED), n=1)
+            hint = f" (or did you mean {near[0]}?)" if near else ""
+            at.error(f"found a new {'metric' if old else 'rule'} without {_words(missing, 'and')}; write them, too{hint}")
+        basis = given.get("basis", "scored" if metric == VOLUME else old.basis if old else "mature")
+        window = given.get("window", old.window if old and old.basis == basis else RULE_WINDOW[basis])
+        if not {"metric", "basis", "window"} & (raw.keys() - given.keys()):
+            _check_reading(at, given, metric, basis, window, was)
+        action = given.get("action", old.action if old else "none")
+        if action != "none" and basis not in ACTING:
+            at.child("action").error(f"found {action!r} with the basis {basis}; write a basis that may act: {_words(ACTING)}")
+        if len(at.errors) > errors:
+            return None
+        fires = _merge(metric, given.get("fires"), kept.fires[0] if kept else None)
+        resolves = _merge(metric, given.get("resolves"), kept.resolves if kept else None)
+        if _overlap(fires, resolves):
+            raise _Wrong(
+                "write fires and resolves that no value passes together", "limits that fire and resolve at the same value"
+            )
+        same = {key: given[key] for key in ("min_n", "hold", "severity", "action") if key in given}
+        return replace(
+            old or Rule(name, basis, window, (fires,), resolves, 500),
+            basis=basis,
+            window=window,
+            fires=(fires,),
+            resolves=resolves,
+            **same,
+        )
+
+    return read
+
+
+def _check_reading(at: _At, given: Mapping[str, Any], metric: str, basis: str, window: str, was: str) -> None:
+    """Note what cannot be read together: a metric, the basis it is computed on and the window."""
+    if was == VOLUME and metric != VOLUME:
+        at.child("metric").error(f"found {metric!r}; leave it out here and write a rule of another name")
+    elif metric == VOLUME:
+        for key, fixed in (("basis", "scored"), ("window", "24h")):
+            if given.get(key, fixed) != fixed:
+                at.child(key).error(f"found {given[key]!r}; write {fixed} or leave it out, {VOLUME} has no other")
+    elif basis == "scored" and metric in METRICS and METRICS[metric].outcomes:
+        at.child("basis").error(f"found 'scored' with the metric {metric}, which needs outcomes; write mature")
+    elif window not in RULE_WINDOWS[basis]:
+        at.child("window").error(f"found {window!r} with the basis {basis}; write {_words(RULE_WINDOWS[basis])}")
+
+
+def _merge(metric: str, given: dict[str, Any] | None, kept: Limit | None) -> Limit:
+    """Return the limit that is given, at the end of the kept one unless it names its own; else the kept one."""
+    if kept and not given:
+        return kept
+    return Limit(metric, **{"end": kept.end if kept else "value", **(given or {})})
+
+
+def _overlap(a: Limit, b: Limit) -> bool:
+    """Return whether some value passes both limits; limits of different ends cannot be compared."""
+    edges = sorted(x for limit in (a, b) for x in (limit.low, limit.high) if x is not None)
+    between = [(x + y) / 2 for x, y in pairwise(edges)]
+    return a.end == b.end and any(a.passed(x) and b.passed(x) for x in (-math.inf, *edges, *between, math.inf))
+
+
+def _rules(before: tuple[Rule, ...]) -> Reader:
+    def read(value: Any, at: _At) -> tuple[Rule, ...]:
+        rules: dict[str, Rule] = {rule.name: rule for rule in before}
+        for name, body in _mapping(value, at, "write a mapping such as {calibration: off}").items():
+            here = at.child(name)
+            known = rules.get(name, SHIPPED.get(name))
+            if not _read(_name, name, here):
+                continue
+            if body == "off":
+                if known is None:
+                    here.error(f"found 'off' for an unknown rule; {_did_you_mean(name, {**SHIPPED, **rules})}")
+                rules.pop(name, None)
+            else:
+                for rule in filter(None, _read(_rule(name, known), body, here)):
+                    rules[name] = rule
+        order = list(SHIPPED)
+        return tuple(sorted(rules.values(), key=lambda rule: order.index(rule.name) if rule.name in SHIPPED else len(order)))
+
+    return read
+
+
+# Models and the whole.
+
+
+def _shared(before: Model) -> dict[str, Reader]:
+    """Return the readers of what `defaults` and a model may both give."""
+    return {
+        "mode": _one_of(*MODES, later=("propose",)),
+        "labels": _labels(before.labels),
+        "idle_after": _some_time,
+        "rules": _rules(before.rules),
+    }
+
+
+def _defaults(value: Any, at: _At) -> Model:
+    return replace(Model(""), **_fields(value, at, _shared(Model(""))))
+
+
+def _misplaced(value: Any, at: _At) -> None:
+    raise _Wrong("write waiting at the top of the file, it is for all models together")
+
+
+def _model(defaults: Model) -> Reader:
+    readers: dict[str, Reader] = {
+        "versions": _versions,
+        "baseline": _baseline,
+        "policies": _folder,
+        "segments": _segments,
+        "threshold": _threshold,
+        "waiting": _misplaced,
+        **_shared(defaults),
+    }
+    remedy = f"write {{}} or a mapping with the keys {_words(tuple(key for key in readers if key != 'waiting'))}"
+    return lambda value, at: replace(defaults, **_fields(value, at, readers, remedy))
+
+
+def _models(defaults: Model) -> Reader:
+    def read(value: Any, at: _At) -> dict[str, Model]:
+        models: dict[str, Model] = {}
+        for name, body in _mapping(value, at, "write at least one model such as fraud: {}").items():
+            here = at.child(name)
+            for model in _read(_model(defaults), body, here) if _read(_name, name, here) else ():
+                models[name] = replace(model, name=name)
+        if not value:
+            raise _Wrong("write at least one model such as fraud: {}", "no model")
+        folders: dict[str, str] = {}
+        for name, model in models.items():
+            if model.policies is not None:
+                first = folders.setdefault(os.path.realpath(model.policies), name)
+                if first != name:
+                    other = at.child(first).key
+                    at.child(name).child("policies").error(
+                        f"found {_show(str(model.policies))}, the folder of {other}, too; write a folder for each model"
+                    )
+        return models
+
+    return read
+
+
+def load(path: Path) -> Config:
+    """Return the configuration of a file; relative paths in it are relative to its folder."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{path}: found no readable file ({e.strerror}); write the path of a configuration file") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: found bytes that are not UTF-8 at position {e.start}; save the file as UTF-8") from None
+    return replace(parse(text, str(path), path.absolute().parent), path=path)
+
+
+def parse(text: str, where: str, base: Path) -> Config:
+    """Return the configuration in a text; raise ConfigError with every error of it, one line each, `where` first."""
+    at = _At(where, base, [])
+    tree = _tree(text, at)
+    defaults = Model("")
+    if isinstance(tree, dict):
+        # Models start from the defaults, wherever in the file these stand.
+        for read in _read(_defaults, tree.get("defaults"), at.child("defaults")):
+            defaults = read
+    readers: dict[str, Reader] = {
+        "state": _path,
+        "api": _address,
+        "metrics": _address,
+        "clock": _one_of(*CLOCKS),
+        "tick": _some_time,
+        "sources": _sources,
+        "tokens": _tokens,
+        "defaults": lambda value, at: defaults,
+        "models": _models(defaults),
+        "hash": _one_of(*HASHES),
+        "waiting": _waiting,
+    }
+    for given in _read(lambda value, at: _fields(value, at, readers, "write a mapping such as models: {fraud: {}}"), tree, at):
+        _check(at, tree or {}, given)
+        if not at.errors:
+            given.pop("defaults", None)
+            if "waiting" in given:
+                given["waiting_rows"] = given.pop("waiting")
+            return Config(**{"tick": TICKS[given.get("clock", Config().clock)], **given})
+    raise ConfigError("\n".join(at.errors))
+
+
+def _check(at: _At, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Note what only shows when the whole file is seen."""
+    if "models" not in tree:
+        at.child("models").error("found nothing; write at least one model such as fraud: {}")
+    if given.get("clock") == "events" and DAY % given.get("tick", HOUR):
+        at.child("tick").error(f"found {tree['tick']!r}, which does not divide a day; write one that does, such as 1h")
+    tokens = tree.get("tokens") or {}
+    if "api" in given and not given["api"].loopback and isinstance(tokens, dict):
+        missing = tuple(f"tokens.{key}" for key in ("ingest", "decide") if tokens.get(key) is None)
+        if missing:
+            at.child("api").error(
+                f"found {str(given['api'])!r}, which other machines reach, without {_words(missing, 'and')}; "
+                "set tokens.ingest and tokens.decide or listen on 127.0.0.1"
+            )
+
+
+def describe(config: Config, secrets: bool = False) -> str:
+    """Return the effective configuration as YAML with every default visible; tokens of the file only with `secrets`."""
+    tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
+    shown = {key: token if secrets or token is None else HIDDEN for key, token in tokens.items()}
+    tree = {
+        "state": str(config.state),
+        "api": str(config.api),
+        "metrics": str(config.metrics),
+        "clock": config.clock,
+        "tick": _written(config.tick, _UNITS, "0s"),
+        "sources": [_describe_source(source) for source in config.sources],
+        "tokens": {**shown, **{key: f"env:{name}" for key, name in config.tokens.env.items()}},
+        "models": {name: _describe_model(model) for name, model in config.models.items()},
+        "hash": config.hash,
+        "waiting": {"rows": _written(config.waiting_rows, _COUNTS)},
+    }
+    return yaml.dump(tree, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+
+
+def _written(n: int, units: Mapping[str, int], zero: str = "0") -> str | int:
+    """Return a number in the largest of the units that divides it."""
+    for unit, size in sorted(units.items(), key=lambda item: -item[1]):
+        if n and n % size == 0:
+            return f"{n // size}{unit}"
+    return n or zero
+
+
+def _describe_source(source: HttpSource | FileSource) -> dict[str, Any]:
+    match source:
+        case HttpSource(max_body, queue):
+            return {"http": {"max_body": _written(max_body, _SIZES), "queue": _written(queue, _COUNTS)}}
+        case FileSource(path, kind, follow, format):
+            return {"file": {"path": str(path), "kind": kind, "follow": follow, "format": format}}
+
+
+def _describe_model(model: Model) -> dict[str, Any]:
+    labels = model.labels
+    return {
+        "versions": dict(model.versions),
+        "baseline": model.baseline and str(model.baseline),
+        "policies": model.policies and str(model.policies),
+        "segments": list(model.segments),
+        "labels": {
+            "horizon": _written(labels.horizon, _UNITS, "0s"),
+            "missing": labels.missing,
+            "corrections": _written(labels.corrections, _UNITS, "0s"),
+        },
+        "threshold": model.threshold,
+        "mode": model.mode,
+        "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
+        "idle_after": _written(model.idle_after, _UNITS),
+    }
+
+
+def _describe_rule(rule: Rule) -> dict[str, Any]:
+    (fires,) = rule.fires
+    return {
+        "metric": fires.metric,
+        "basis": rule.basis,
+        "window": rule.window,
+        "fires": _describe_limit(fires),
+        "resolves": _describe_limit(rule.resolves),
+        "min_n": rule.min_n,
+        "hold": _written(rule.hold, _UNITS, "0s"),
+        "severity": rule.severity,
+        "action": rule.action,
+    }
+
+
+def _describe_limit(limit: Limit) -> dict[str, Any]:
+    if limit.low is None:
+        return {"above": limit.high, "end": limit.end}
+    if limit.high is None:
+        return {"below": limit.low, "end": limit.end}
+    return {"inside" if limit.inside else "outside": [limit.low, limit.high], "end": limit.end}

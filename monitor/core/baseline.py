@@ -1,0 +1,153 @@
+"""What validation promised: day tables with frozen slices and calibration edges, and where they come from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.core.events import DAY, Ints
+from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.readings import scored
+from monitor.core.tables import CELL, EMPTY, GRID, Table, tables, total
+
+Combo = tuple[tuple[str, str], ...]
+
+SLICES = 100
+SLICE_ROWS = 200
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Frozen before anything is compared with it. `days` maps a slice to {day: Table}; `edges` are grid bins, the first 0.
+
+    `until` is the time in ms where it ends: live days before it are not judged by it. `provenance["kind"]` is `validation`
+    or `observed`; an observed one freezes slices and edges but promises nothing.
+    """
+
+    model: str
+    version: str
+    segments: tuple[str, ...]
+    slices: tuple[str, ...]
+    edges: Ints
+    days: Mapping[str, Mapping[int, Table]]
+    until: int
+    provenance: Mapping[str, Any]
+    checksum: str = ""
+
+    @property
+    def promises(self) -> bool:
+        """Return whether it came from validation."""
+        return bool(self.provenance["kind"] == "validation")
+
+    def table(self, name: str) -> Table:
+        """Return the sum of all days of a slice."""
+        return total(list(self.days.get(name, {}).values()))
+
+
+def slice_names(rows: NDArray[Any], combos: Sequence[Combo], segments: Sequence[str]) -> tuple[str, ...]:
+    """Return `all`, then one slice per segment value with at least 200 rows, largest first, at most 100, then the others."""
+    count = np.bincount(rows["combo"], minlength=len(combos))
+    n: dict[str, int] = {}
+    for combo, k in zip(combos, count.tolist(), strict=True):
+        for name, value in combo:
+            if name in segments:
+                n[f"{name}={value}"] = n.get(f"{name}={value}", 0) + k
+    large = sorted((-k, name) for name, k in n.items() if k >= SLICE_ROWS)
+    others = [f"{name}={OTHER}" for name in segments]
+    room = SLICES - 1 - len(others)
+    return ("all", *(name for _, name in large[:room] if name not in others), *others)
+
+
+def members(slices: Sequence[str], combos: Sequence[Combo], segments: Sequence[str]) -> NDArray[np.int32]:
+    """Return which slices a combination of segment values belongs to, shape (1 + segments, combos), as positions in `slices`.
+
+    A value without a slice of its own, or an absent one, belongs to `other` of its segment.
+    """
+    place = {name: i for i, name in enumerate(slices)}
+    out = np.zeros((1 + len(segments), max(len(combos), 1)), np.int32)
+    for j, combo in enumerate(combos):
+        values = dict(combo)
+        for i, name in enumerate(segments, 1):
+            out[i, j] = place.get(f"{name}={values.get(name, OTHER)}", place[f"{name}={OTHER}"])
+    return out
+
+
+def build(
+    model: str,
+    version: str,
+    segments: tuple[str, ...],
+    rows: NDArray[Any],
+    labels: NDArray[Any],
+    combos: Sequence[Combo],
+    provenance: Mapping[str, Any],
+) -> Baseline:
+    """Return the baseline of rows (ROW) and labels (LABEL); its end is the end of its last day."""
+    slices = slice_names(rows, combos, segments)
+    lut = members(slices, combos, segments)
+    day = rows["ts"] // DAY
+    days: dict[str, dict[int, Table]] = {name: {} for name in slices}
+    for d in np.unique(day).tolist():
+        at = day == d
+        for name, table in zip(slices, tables(rows[at], labels[at], lut, len(slices)), strict=True):
+            if table is not EMPTY:
+                days[name][d] = table
+    everything = scored(total(list(days["all"].values())))
+    until = (int(day.max()) + 1) * DAY
+    return Baseline(model, version, segments, slices, calibration_edges(everything), days, until, provenance)
+
+
+def to_json(baseline: Baseline) -> str:
+    """Return the baseline as JSON; a table is {totals, one list per cell column}."""
+    days = {
+        name: {
+            str(day): {"totals": t.totals.tolist(), **{c: t.cells[c].tolist() for c in CELL.names or ()}}
+            for day, t in tables.items()
+        }
+        for name, tables in baseline.days.items()
+    }
+    body = {
+        "grid": GRID,
+        "model": baseline.model,
+        "version": baseline.version,
+        "segments": list(baseline.segments),
+        "slices": list(baseline.slices),
+        "edges": baseline.edges.tolist(),
+        "until": baseline.until,
+        "provenance": dict(baseline.provenance),
+        "checksum": baseline.checksum,
+        "days": days,
+    }
+    return json.dumps(body, separators=(",", ":")) + "\n"
+
+
+def from_json(text: str) -> Baseline:
+    """Return the baseline that `to_json` wrote; raise ValueError when it is none or was made on another grid."""
+    try:
+        body = json.loads(text)
+        if body["grid"] != GRID:
+            raise ValueError(f"made on grid {body['grid']}, this version counts on grid {GRID}")
+        days = {name: {int(day): _table(t) for day, t in tables.items()} for name, tables in body["days"].items()}
+        return Baseline(
+            body["model"],
+            body["version"],
+            tuple(body["segments"]),
+            tuple(body["slices"]),
+            np.array(body["edges"], np.int64),
+            days,
+            int(body["until"]),
+            body["provenance"],
+            body["checksum"],
+        )
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"not a baseline: {e!r}") from None
+
+
+def _table(body: Mapping[str, Any]) -> Table:
+    cells = np.zeros(len(body["bin"]), CELL)
+    for name in CELL.names or ():
+        cells[name] = body[name]
+    return Table(cells, np.array(body["totals"], np.float64))

@@ -1,0 +1,217 @@
+"""What a valid event is: the columns of predictions and labels, and the receipt a sender gets."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERDICTS = ("pass", "flag", "review", "abstain", "block", "none")
+"""What the model server did with a score; the row stores the position. `none`: nobody decided."""
+PASS, FLAG, REVIEW, ABSTAIN, BLOCK, NONE = range(6)
+UNDECIDED = 255
+"""The event gave no verdict; the policy says it at ingest, so a stored row never holds this value."""
+FLAGGED = np.array([False, True, True, False, True, False])
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+"""Times are integer milliseconds since 1970 (UTC) everywhere inside the agent."""
+EARLIEST, LATEST = 946_684_800_000, 4_102_444_800_000
+FUTURE = 5 * MINUTE
+CLIP = 1e-9
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+U64x2 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rejection:
+    """One event that was not taken: its position in the request, a code of `reasons.REJECTED` and what was found."""
+
+    index: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A column of few distinct values: `names[codes[i]]` is the value of row i."""
+
+    names: tuple[Any, ...]
+    codes: NDArray[np.int32]
+
+    def take(self, keep: NDArray[Any] | slice) -> "Coded":
+        """Return the rows selected by a mask, positions or a slice; the names stay."""
+        return Coded(self.names, self.codes[keep])
+
+    @classmethod
+    def of(cls, values: list[Any]) -> "Coded":
+        """Return the coding of a list, names in order of first appearance."""
+        first = values[0] if values else None
+        if values.count(first) == len(values):
+            return cls((first,) if values else (), np.zeros(len(values), np.int32))
+        code = {value: i for i, value in enumerate(dict.fromkeys(values))}
+        return cls(tuple(code), np.fromiter(map(code.__getitem__, values), np.int32, len(values)))
+
+    @classmethod
+    def concat(cls, parts: list["Coded"]) -> "Coded":
+        """Return the parts one after the other under one list of names."""
+        if len(parts) == 1:
+            return parts[0]
+        code = {name: i for i, name in enumerate(dict.fromkeys(n for part in parts for n in part.names))}
+        luts = [np.array([code[n] for n in part.names], np.int32) for part in parts]
+        codes = [lut[part.codes] if len(lut) else part.codes for lut, part in zip(luts, parts, strict=True)]
+        return cls(tuple(code), np.concatenate(codes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns of equal length; `index` is the position of each row in the request it came with, ascending."""
+
+    index: Ints
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, keep: NDArray[Any] | slice) -> Self:
+        """Return the rows selected by a mask, positions or a slice."""
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        taken: dict[str, Any] = {name: c.take(keep) if isinstance(c, Coded) else c[keep] for name, c in columns.items()}
+        return replace(self, **taken)
+
+    @classmethod
+    def concat(cls, parts: list[Self]) -> Self:
+        """Return all rows of the parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        joined: dict[str, Any] = {
+            n: Coded.concat(v) if isinstance(v[0], Coded) else np.concatenate(v) for n, v in columns.items()
+        }
+        return cls(**joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions(_Columns):
+    """Scored events as columns of length n. `ids` (n, 2) is the keyed hash of model and id; `version` names (model, version)."""
+
+    ids: U64x2
+    ts: Ints
+    version: Coded
+    score: Floats
+    verdict: NDArray[np.uint8]
+    combo: Coded
+    policy: Coded
+
+
+@dataclass(frozen=True, slots=True)
+class Labels(_Columns):
+    """Outcomes as columns of length n; `version` names (model, version), version None means every version of the model."""
+
+    ids: U64x2
+    ts: Ints
+    version: Coded
+    label: NDArray[np.int8]
+    revision: NDArray[np.uint8]
+
+
+C = TypeVar("C", Predictions, Labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one request or one read of a source held, in its order; `size` counts every event sent, rejected ones too.
+
+    A source with positions read the bytes from `start` to `end` for it. `now` moves a clock of events without an event.
+    """
+
+    size: int
+    predictions: Predictions | None = None
+    labels: Labels | None = None
+    rejected: tuple[Rejection, ...] = ()
+    now: int | None = None
+    clipped: int = 0
+    source: str = "http"
+    start: int = 0
+    end: int = 0
+
+    def ts(self) -> Ints:
+        """Return the times of all accepted events in the order they were sent."""
+        parts = [p for p in (self.predictions, self.labels) if p is not None]
+        if not parts:
+            return np.empty(0, np.int64)
+        if len(parts) == 1:
+            return parts[0].ts
+        order = np.argsort(np.concatenate([p.index for p in parts]), kind="stable")
+        ts: Ints = np.concatenate([p.ts for p in parts])[order]
+        return ts
+
+    def index(self) -> Ints:
+        """Return the positions in the request that `ts` belongs to, ascending."""
+        parts = [p.index for p in (self.predictions, self.labels) if p is not None]
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+    def between(self, first: int, last: int) -> "Batch":
+        """Return the accepted events whose position in the request is in [first, last)."""
+        return replace(
+            self, predictions=_cut(self.predictions, first, last), labels=_cut(self.labels, first, last), rejected=(), clipped=0
+        )
+
+    def after(self, skip: int) -> "Batch":
+        """Return the batch without its first `skip` events."""
+        part = self.between(skip, self.size)
+        return replace(part, rejected=tuple(r for r in self.rejected if r.index >= skip), clipped=self.clipped)
+
+    def read_from(self, source: str, start: int, end: int) -> "Batch":
+        """Return the batch as read from the bytes `start` to `end` of a source."""
+        return replace(self, source=source, start=start, end=end)
+
+
+def _cut(columns: C | None, first: int, last: int) -> C | None:
+    if columns is None:
+        return None
+    a, b = np.searchsorted(columns.index, (first, last))
+    return columns.take(slice(a, b)) if b > a else None
+
+
+class Entry(NamedTuple):
+    """One line of the journal: what happened, when, by whom; `previous` is the hash of the entry before."""
+
+    seq: int
+    at: int
+    who: str
+    kind: str
+    model: str
+    version: str
+    body: dict[str, Any]
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a request: accepted + duplicates + rejected is the number of events sent."""
+
+    accepted: int
+    duplicates: int
+    rejected: tuple[Rejection, ...]
+
+
+def valid_scores(score: Floats) -> tuple[Floats, Bools, Bools]:
+    """Return scores clipped to [0, 1], which of them are acceptable, and which were clipped (within 1e-9 outside)."""
+    inside = (score >= -CLIP) & (score <= 1 + CLIP)
+    clipped = inside & ((score < 0) | (score > 1))
+    return np.clip(score, 0.0, 1.0), inside, clipped
+
+
+def valid_epochs(value: Floats | Ints) -> tuple[Ints, Bools]:
+    """Return milliseconds for epoch numbers in s, ms, us or ns, told apart by magnitude, and which lie in 2000-2100."""
+    ms = np.zeros(len(value), np.int64)
+    good = np.zeros(len(value), bool)
+    for scale in (1_000, 1, 1 / 1_000, 1 / 1_000_000):  # s, ms, us, ns: their ranges for 2000-2100 do not overlap
+        here = (value >= EARLIEST / scale) & (value < LATEST / scale)
+        if here.any():
+            part = value[here]
+            ms[here] = part if scale == 1 else part // round(1 / scale) if scale < 1 else np.floor(part * np.float64(scale))
+            good |= here
+    return ms, good

@@ -1,0 +1,236 @@
+"""Every metric: what it is, what it needs, and the one function that measures a reading."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from monitor.core.days import Key
+from monitor.core.events import Ints
+from monitor.core.intervals import Measured
+from monitor.core.metrics import calibration, confusion, drift, prevalence, ranking
+from monitor.core.readings import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a metric says about a reading of a window; `key.day` is the last day of the window or the current one.
+
+    `value` is None exactly when `reason` is a code of `reasons.UNDEFINED`. `n` counts the rows the value is a share or a mean
+    of, or those of the reading when there is no value.
+    """
+
+    metric: str
+    key: Key
+    window: str
+    basis: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric and what it needs: outcomes, the frozen edges of a baseline, verdicts, the scores of the baseline.
+
+    `function(reading, edges)` returns a measured value or a code of `reasons.UNDEFINED`; with `reference` set it takes the
+    reading of the baseline as its third argument.
+    """
+
+    function: Callable[..., Measured | str]
+    outcomes: bool
+    edges: bool
+    decided: bool
+    help: str
+    reference: bool = False
+
+
+METRICS: dict[str, Metric] = {
+    "flagged_share": Metric(
+        confusion.flagged_share,
+        outcomes=False,
+        edges=False,
+        decided=True,
+        help="Share of the decided rows that were flagged (flag, review or block); interval: 95 % Wilson.",
+    ),
+    "mean_score": Metric(
+        prevalence.mean_score,
+        outcomes=False,
+        edges=False,
+        decided=False,
+        help="Mean score: the model-implied prevalence, not the prevalence; interval: where 95 % of observed shares would lie"
+        " if every score were the true probability.",
+    ),
+    "psi": Metric(
+        drift.psi,
+        outcomes=False,
+        edges=True,
+        decided=False,
+        reference=True,
+        help="Population stability index of the scores against the baseline over its frozen calibration bins, half a row added"
+        " to every bin; compare with psi_null.",
+    ),
+    "psi_null": Metric(
+        drift.psi_null,
+        outcomes=False,
+        edges=True,
+        decided=False,
+        reference=True,
+        help="What psi is on average without drift: (K - 1)(1/n + 1/m) for K bins, n rows and m baseline rows.",
+    ),
+    "prevalence": Metric(
+        prevalence.prevalence,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Share of positive outcomes; interval: 95 % Wilson.",
+    ),
+    "majority_share": Metric(
+        prevalence.majority_share,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Share of the more common class, which is the accuracy of always saying the same; interval: 95 % Wilson.",
+    ),
+    "bias": Metric(
+        calibration.bias,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Mean P(positive) minus the share of positives, so above 0 when scores are too high; interval: 95 % normal with"
+        " the variance the scores imply or the observed one, the larger.",
+    ),
+    "ece": Metric(
+        calibration.ece,
+        outcomes=True,
+        edges=True,
+        decided=False,
+        help="Expected calibration error of P(positive) over the at most 15 equal-mass bins frozen in the baseline:"
+        " sum of n_b/n times |observed share - mean score|; interval: 99 % noise ball.",
+    ),
+    "mce": Metric(
+        calibration.mce,
+        outcomes=True,
+        edges=True,
+        decided=False,
+        help="Maximum calibration error of P(positive): the largest |observed share - mean score| of the bins frozen in the"
+        " baseline that hold at least 20 rows; no interval.",
+    ),
+    "ece_noise_floor": Metric(
+        calibration.ece_noise_floor,
+        outcomes=True,
+        edges=True,
+        decided=False,
+        help="What ece is on average when every score is the true probability: sqrt(2/pi) times the sum of sqrt(V_b) over n,"
+        " V_b the sum of p(1 - p) of a frozen bin; no interval.",
+    ),
+    "ece_width10": Metric(
+        calibration.ece_width10,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Expected calibration error of P(positive) over ten equal-width bins [a, b), the last one closed (not of the"
+        " top-label confidence); interval: 99 % noise ball.",
+    ),
+    "mce_width10": Metric(
+        calibration.mce_width10,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Maximum calibration error of P(positive) over ten equal-width bins [a, b), the last one closed, without a minimum"
+        " number of rows; no interval.",
+    ),
+    "brier": Metric(
+        calibration.brier,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Brier score: mean of (p - y)**2, exact; interval: 95 % normal.",
+    ),
+    "log_loss": Metric(
+        calibration.log_loss,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Logarithmic loss: mean of -ln of the probability given to what happened, p clipped to [2**-52, 1 - 2**-52],"
+        " exact; interval: 95 % normal.",
+    ),
+    "roc_auc": Metric(
+        ranking.roc_auc,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Area under the ROC curve: P(a positive scores higher than a negative), scores of one of the 2,107 grid bins count"
+        " as ties, a tie counts 1/2; interval: 95 % DeLong on the logit scale.",
+    ),
+    "recall": Metric(
+        confusion.recall,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="Share of the positives that were flagged, of the decided rows; interval: 95 % Wilson.",
+    ),
+    "precision": Metric(
+        confusion.precision,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="Share of the flagged rows that were positive; interval: 95 % Wilson.",
+    ),
+    "f1": Metric(
+        confusion.f1,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="F1 = 2 tp / (2 tp + fp + fn) of the decided rows; interval: 95 % Wilson of tp / (tp + fp + fn), carried over.",
+    ),
+    "fpr": Metric(
+        confusion.fpr,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="False-positive rate: share of the negatives that were flagged, of the decided rows; interval: 95 % Wilson.",
+    ),
+    "accuracy": Metric(
+        confusion.accuracy,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="Share of the decided rows that were flagged and positive or not flagged and negative; compare with"
+        " majority_share; interval: 95 % Wilson.",
+    ),
+}
+
+
+def _measured(metric: Metric, reading: Reading, decided: bool, edges: Ints | None, reference: Reading | None) -> Measured | str:
+    if not len(reading.n):
+        return reading.reason or "no_events"
+    if metric.outcomes and reading.reason:
+        return reading.reason
+    if (metric.edges and edges is None) or (metric.reference and (reference is None or not len(reference.n))):
+        return "no_baseline"
+    if metric.decided and not decided:
+        return "no_threshold"
+    return metric.function(reading, edges, reference) if metric.reference else metric.function(reading, edges)
+
+
+def measure(
+    reading: Reading,
+    key: Key,
+    window: str,
+    edges: Ints | None = None,
+    reference: Reading | None = None,
+    names: Collection[str] | None = None,
+) -> tuple[Estimate, ...]:
+    """Return one estimate per metric that applies to the basis of the reading (and is in `names`), in the order of METRICS."""
+    rows, decided, basis = int(reading.n.sum()), reading.decided, reading.basis
+    estimates = []
+    for name, metric in METRICS.items():
+        if (metric.outcomes and basis == "scored") or (names is not None and name not in names):
+            continue
+        found = _measured(metric, reading, decided, edges, reference)
+        if isinstance(found, str):
+            estimates.append(Estimate(name, key, window, basis, None, None, None, rows, found))
+        else:
+            estimates.append(Estimate(name, key, window, basis, *found))
+    return tuple(estimates)

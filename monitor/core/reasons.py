@@ -1,0 +1,56 @@
+"""Every reason a thing can be rejected, undefined, refused, skipped or resolved: {code: sentence}. The only list."""
+
+REJECTED = {
+    "malformed": "The line or item is not valid JSON or CSV.",
+    "missing_field": "A required field is absent.",
+    "type": "A field has the wrong type; numbers must not be sent as strings.",
+    "not_finite": "A number is NaN or infinite.",
+    "out_of_range": "The score lies more than 1e-9 outside [0, 1].",
+    "label_class": "The label is neither 0 nor 1.",
+    "null_label": "The label is null, which means still unlabelled; send it once it is known.",
+    "timestamp": "The timestamp is neither ISO-8601 nor an epoch number in s, ms, us or ns between 2000 and 2100.",
+    "future": "The timestamp is more than five minutes ahead of the clock.",
+    "too_old": "The day of the prediction is past its horizon and its corrections period.",
+    "no_model": "The label names no model although several are configured.",
+    "unknown_model": "The model is not in the configuration.",
+    "unknown_id": "No waiting prediction has this id.",
+    "unknown_policy": "The event names a policy that the agent does not have.",
+    "too_many_versions": "The model already has as many versions as the agent follows.",
+    "id": "The id is empty or longer than 256 characters.",
+    "unsupported": "The field is known but not supported yet.",
+}
+
+UNDEFINED = {
+    "no_events": "No prediction falls into the window.",
+    "no_mature_days": "No day of the window is mature yet.",
+    "no_labels": "No label arrived for the window.",
+    "unidentified": "Fewer than .8 of the labels came and nothing says how they were selected.",
+    "one_class": "All outcomes of the window are of one class.",
+    "no_positives": "The window has no positive outcome.",
+    "no_negatives": "The window has no negative outcome.",
+    "no_flagged": "Nothing was flagged in the window.",
+    "no_threshold": "There is no policy, no configured threshold and no verdict in the events.",
+    "no_baseline": "The metric needs a baseline and there is none.",
+    "degenerate": "All scores are exactly 0 or 1, so the logarithm has no meaning.",
+    "low_n": "The window has fewer rows than the metric needs.",
+}
+
+RESOLVED = {
+    "recovered": "The estimate is back inside the limit that resolves.",
+    "version_gone": "The version has had no events for a day and has no waiting days.",
+    "rolled_back": "The policy that was looked at is no longer current.",
+    "established": "The policy has served for seven days since its activation.",
+    "switched_off": "The rule is no longer configured.",
+}
+
+DECIDED = {
+    "mode_off": "The mode is off: alerts do not act.",
+    "no_policy": "No policy is being served.",
+    "no_good_standing": "No earlier policy is in good standing.",
+    "already_rolled_back": "This activation was rolled back once already.",
+    "shadow": "The version is not live; a shadow never acts.",
+    "allowed": "Going back to the last policy in good standing is always allowed once per activation.",
+    "failed": "The action failed; the error is in the journal.",
+}
+
+REASONS = REJECTED | UNDEFINED | RESOLVED | DECIDED

@@ -1,0 +1,55 @@
+"""Everything the agent says at one moment. Metrics, JSON, page and timeline are renderings of it and compute no estimate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monitor.core.days import Key
+from monitor.core.events import Ints
+from monitor.core.metrics import Estimate
+from monitor.core.policy import Policy
+from monitor.core.readings import Reading
+from monitor.core.rules import Alert, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of one model: its role, what waits, what it is measured with, which policy it should follow.
+
+    Times are ms since 1970. `waiting` days are not mature yet; `known` of their rows have a label already. `following`
+    counts the rows of the last 24 hours by the policy they named (empty text: none). `scores` is a histogram since the
+    start: cumulative counts by upper bound, and the sum.
+    """
+
+    model: str
+    version: str
+    role: str
+    slices: tuple[str, ...]
+    edges: Ints | None
+    baseline: str
+    horizon: int
+    last_event: int
+    waiting: int
+    known: int
+    waiting_days: tuple[int, ...]
+    mature_days: tuple[int, ...]
+    matured: int
+    never_labelled: int
+    policy: Policy | None
+    activated_at: int | None
+    threshold: float | None
+    following: Mapping[str, int]
+    rules: tuple[Rule, ...]
+    scores: tuple[Mapping[str, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from."""
+
+    at: int | None
+    versions: tuple[Version, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
+    readings: Mapping[tuple[Key, str], Reading] = field(default_factory=dict)
+    alerts: tuple[Alert, ...] = ()
+    counters: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = field(default_factory=dict)
+    closed: tuple[tuple[str, str, int], ...] = ()

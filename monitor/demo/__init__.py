@@ -1,0 +1,1 @@
+"""The demo: a year of real flights in a minute."""

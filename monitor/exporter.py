@@ -1,0 +1,161 @@
+"""The Snapshot in Prometheus' text format, rendered once per tick and served from memory."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from monitor.core.metrics import Estimate
+from monitor.core.metrics.calibration import reliability
+from monitor.core.snapshot import Snapshot, Version
+from monitor.series import SERIES
+
+_FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+
+
+class _Families:
+    """Families of one rendering, made on first use; a label that the contract does not have is an error."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def put(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample; an undefined value adds none."""
+        if value is None:
+            return
+        family = self.made.get(name)
+        if family is None:
+            series = SERIES[name]
+            family = self.made[name] = _FAMILY[series.kind](name, series.help, labels=series.labels)
+        family.add_metric(labels, value)
+
+    def histogram(self, name: str, labels: tuple[str, ...], counts: dict[str, float], total: float) -> None:
+        """Add a histogram given its cumulative counts by upper bound."""
+        series = SERIES[name]
+        if name not in self.made:
+            self.made[name] = HistogramMetricFamily(name, series.help, labels=series.labels)
+        self.made[name].add_metric(labels, list(counts.items()), total)
+
+
+class Exporter(Collector):
+    """Collects the current snapshot; `text` is what /metrics serves."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.snapshot = Snapshot(None)
+        self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+        self.text = b""
+
+    def describe(self) -> Iterable[Any]:
+        """Return nothing: names come from the contract and registration must not collect."""
+        return ()
+
+    def render(self, snapshot: Snapshot) -> None:
+        """Make `text` say this snapshot."""
+        self.snapshot = snapshot
+        self.text = generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families of the snapshot."""
+        f, s = _Families(), self.snapshot
+        f.put("scorewatch_build_info", 1, self.version)
+        if s.at is not None:
+            f.put("scorewatch_last_tick_timestamp_seconds", s.at / 1000)
+        for (name, labels), value in s.counters.items():
+            f.put(name, value, *(v for _, v in labels))
+        roles = {}
+        for v in s.versions:
+            roles[v.model, v.version] = v.role
+            _version(f, v)
+        for e in s.estimates:
+            _estimate(f, e, roles[e.key.model, e.key.version])
+        edges = {(v.model, v.version): v.edges for v in s.versions}
+        for (key, window), reading in s.readings.items():
+            if key.slice == "all" and window == "28d" and edges[key.model, key.version] is not None:
+                labels_ = (key.model, key.version, roles[key.model, key.version], key.slice, window)
+                _bins(f, labels_, reliability(reading, edges[key.model, key.version], False))
+        _alerts(f, s)
+        yield from f.made.values()
+
+
+def _version(f: _Families, v: Version) -> None:
+    labels = (v.model, v.version, v.role)
+    f.put("scorewatch_waiting_predictions", v.waiting, *labels)
+    f.put("scorewatch_known_so_far", v.known, *labels)
+    if v.mature_days:
+        f.put("scorewatch_matured", v.matured, *labels)
+        f.put("scorewatch_never_labelled", v.never_labelled, *labels)
+    f.put("scorewatch_last_event_timestamp_seconds", v.last_event / 1000, *labels)
+    f.put("scorewatch_threshold", v.threshold, *labels)
+    if v.policy is not None:
+        f.put("scorewatch_policy_info", 1, v.model, v.version, v.policy.id)
+        f.put(
+            "scorewatch_policy_activated_timestamp_seconds",
+            None if v.activated_at is None else v.activated_at / 1000,
+            v.model,
+            v.version,
+        )
+    counts, total = v.scores
+    if counts:
+        f.histogram("scorewatch_score", labels, dict(counts), total)
+    for policy, n in v.following.items():
+        f.put("scorewatch_policy_following", n, v.model, v.version, policy)
+
+
+def _estimate(f: _Families, e: Estimate, role: str) -> None:
+    labels = (e.key.model, e.key.version, role, e.key.slice)
+    if e.basis == "baseline":
+        f.put(f"scorewatch_baseline_{e.metric}", e.value, *labels)
+        return
+    available = (e.key.model, e.key.version, e.key.slice, e.window, e.metric, e.reason)
+    f.put("scorewatch_estimate_available", 0.0 if e.reason else 1.0, *available)
+    if e.reason:
+        return
+    f.put(f"scorewatch_{e.metric}", e.value, *labels, e.window)
+    for end, bound in (("low", e.low), ("high", e.high)):
+        if f"scorewatch_{e.metric}_{end}" in SERIES:
+            f.put(f"scorewatch_{e.metric}_{end}", bound, *labels, e.window)
+    if e.metric == "mean_score":
+        f.put("scorewatch_scored", e.n, *labels, e.window)
+    elif e.metric == "prevalence":
+        f.put("scorewatch_labelled", e.n, *labels, e.window)
+
+
+def _bins(f: _Families, labels: tuple[str, ...], bins: Iterable[Any]) -> None:
+    for i, b in enumerate(bins):
+        at = (*labels, f"{i:02d}")
+        f.put("scorewatch_reliability_scored", b.n, *at)
+        f.put("scorewatch_reliability_score", b.mean_score, *at)
+        f.put("scorewatch_reliability_observed", b.observed, *at)
+        f.put("scorewatch_reliability_observed_low", b.low, *at)
+        f.put("scorewatch_reliability_observed_high", b.high, *at)
+
+
+def _alerts(f: _Families, s: Snapshot) -> None:
+    active = {a.key: a for a in s.alerts if a.state == "firing"}
+    for v in s.versions:
+        for rule in v.rules if v.role == "live" else ():
+            alert = active.get((v.model, v.version, rule.name))
+            f.put("scorewatch_alert_active", float(alert is not None), v.model, v.version, rule.name, rule.severity)
+            if alert is None:
+                continue
+            f.put("scorewatch_alert_info", 1, v.model, v.version, rule.name, rule.severity, rule.action)
+            f.put(
+                "scorewatch_alert_observed",
+                None if alert.observed is None else alert.observed.value,
+                v.model,
+                v.version,
+                rule.name,
+            )
+            f.put(
+                "scorewatch_alert_expected",
+                None if alert.expected is None else alert.expected.value,
+                v.model,
+                v.version,
+                rule.name,
+            )
+            f.put("scorewatch_alert_since_timestamp_seconds", alert.since / 1000, v.model, v.version, rule.name)

@@ -1,0 +1,89 @@
+"""CSV with a header line: predictions, labels, or both in one file (a row with a score is a prediction, else a label)."""
+
+import csv
+import math
+from typing import Any
+
+from monitor.core.events import Batch
+from monitor.formats.json import Decoder, Maker
+
+_NUMBERS = ("score", "label", "revision")
+_FIELDS = ("id", "ts", "model", "version", "score", "segments", "verdict", "flagged", "policy", "label", "revision")
+
+
+def header(line: str) -> list[str]:
+    """Return the column names of a header line."""
+    return next(csv.reader([line.lstrip("\ufeff")]), [])
+
+
+def decode(decoder: Decoder, names: list[str], body: bytes, kind: str) -> Batch:
+    """Return the batch of CSV rows (without the header line); an empty field is an absent one."""
+    made = Maker(decoder, kind)
+    text = body.decode("utf-8", "surrogateescape")
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    if not _columns(made, names, rows, kind):
+        for row in rows:
+            made.add(_item(names, row))
+    return made.batch()
+
+
+def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) -> bool:
+    """Take all rows as columns when they are complete and of one kind; else False, and each row is looked at."""
+    n = len(rows)
+    if not n or {len(row) for row in rows} != {len(names)} or len(set(names)) < len(names):
+        return False
+    c: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    labels = "label" in c and "score" not in c
+    if ("label" in c) == ("score" in c) or any("" in column for column in c.values()) or "flagged" in c or "segments" in c:
+        return False
+    if labels is not (kind == "labels") and kind != "events":
+        return False
+    try:
+        c["ts"] = list(map(int, c["ts"])) if all(map(str.isdigit, c["ts"])) else c["ts"]
+        if labels:
+            c["label"] = [("0", "1").index(v) for v in c["label"]]
+            c["revision"] = list(map(int, c["revision"])) if "revision" in c else [0] * n
+            c = {"model": [None] * n, "version": [None] * n, **c}
+            return max(c["revision"]) < 256 and made.label_columns(c, n)
+        c["score"] = list(map(float, c["score"]))
+        segments = [name for name in c if name not in _FIELDS]
+        wanted = {made.decoder.segment_names(m) for m in set(c["model"])}
+        if len(wanted) == 1:
+            used = [name for name in wanted.pop() if name in segments]
+            c["combo"] = [tuple(zip(used, values, strict=True)) for values in zip(*(c[name] for name in used), strict=True)] or [
+                ()
+            ] * n
+            return made.columns({name: column for name, column in c.items() if name not in segments}, n)
+    except (KeyError, ValueError):
+        pass
+    return False
+
+
+def _item(names: list[str], row: list[str]) -> Any:
+    if len(row) != len(names):
+        return f"{len(row)} fields, the header has {len(names)}"
+    item: dict[str, Any] = {}
+    segments: dict[str, str] = {}
+    for name, value in zip(names, row, strict=True):
+        if value == "":
+            continue
+        if name in _NUMBERS or (name == "ts" and value.lstrip("-").replace(".", "", 1).isdigit()):
+            item[name] = _number(value)
+        elif name == "flagged":
+            item[name] = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
+        elif name in _FIELDS:
+            item[name] = value
+        else:
+            segments[name] = value
+    if segments:
+        item["segments"] = segments
+    return item
+
+
+def _number(text: str) -> Any:
+    """Return the number, or the text itself, which is then rejected with the reason `type`."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(text) if math.isfinite(value) and text.lstrip("+-").isdigit() else value

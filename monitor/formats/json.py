@@ -1,0 +1,577 @@
+"""JSON object or list, NDJSON and list columns to Predictions and Labels.
+
+Three decoders, the leanest first: a strict struct of the usual fields, a struct with every optional field, and item by
+item with a reason for each rejected one. Slices of about 190 kB keep the structs in the processor's cache.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, Raw, UnsetType
+from numpy.typing import NDArray
+
+from monitor.core.events import (
+    EARLIEST,
+    LATEST,
+    UNDECIDED,
+    VERDICTS,
+    Batch,
+    Coded,
+    Ints,
+    Labels,
+    Predictions,
+    Rejection,
+    valid_epochs,
+    valid_scores,
+)
+from monitor.formats.ids import Hasher
+
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Unit = Annotated[float, Meta(ge=0, le=1)]
+Combo = tuple[tuple[str, str], ...]
+
+_SLICE = 190_000
+_UNSUPPORTED = ("scores", "features", "weight", "label_prob", "cluster")
+_EMPTY = Raw(b"{}")
+
+
+class LeanPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The usual prediction."""
+
+    id: Id
+    ts: int
+    model: Name
+    version: Name
+    score: Unit
+    segments: Raw = _EMPTY
+
+
+class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A prediction with every optional field."""
+
+    id: Id
+    ts: int | str
+    model: Name
+    version: Name
+    score: Unit
+    segments: Raw = _EMPTY
+    verdict: str | None = None
+    flagged: bool | None = None
+    policy: str | None = None
+
+
+class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The usual label."""
+
+    id: Id
+    label: Annotated[int, Meta(ge=0, le=1)]
+    ts: int | str
+    model: str | None = None
+    version: str | None = None
+    revision: Annotated[int, Meta(ge=0, le=255)] = 0
+
+
+class Head(msgspec.Struct):
+    """What tells a single event from columns."""
+
+    id: Raw | UnsetType = UNSET
+    n: int | UnsetType = UNSET
+    now: int | str | UnsetType = UNSET
+
+
+lean_prediction = msgspec.json.Decoder(LeanPrediction)
+full_prediction = msgspec.json.Decoder(FullPrediction)
+lean_label = msgspec.json.Decoder(LeanLabel)
+_head = msgspec.json.Decoder(Head)
+_raws = msgspec.json.Decoder(list[Raw])
+_segments = msgspec.json.Decoder(dict[str, str])
+_VERDICT = {name: code for code, name in enumerate(VERDICTS[:-1])}
+
+
+class _Wrong(Exception):
+    """One event that cannot be taken; args are (reason, detail)."""
+
+
+def slices(body: bytes) -> Iterator[memoryview]:
+    """Yield pieces of whole lines of about 190 kB without copying them."""
+    at, view = 0, memoryview(body)
+    while at < len(body):
+        end = len(body) if at + _SLICE >= len(body) else (body.find(b"\n", at + _SLICE) + 1 or len(body))
+        yield view[at:end]
+        at = end
+
+
+def parse_time(value: Any) -> int:
+    """Return ms since 1970 for ISO-8601 text (zone, else UTC) or an epoch number in s, ms, us or ns; raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r}")
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value)
+            value = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{value!r}") from None
+    elif not math.isfinite(value):
+        raise ValueError(f"{value!r}")
+    if EARLIEST <= value < LATEST:
+        return int(value)
+    if EARLIEST <= value * 1_000 < LATEST:
+        return int(value * 1_000)
+    for scale in (1_000, 1_000_000):
+        if EARLIEST <= value / scale < LATEST:
+            return int(value // scale)
+    raise ValueError(f"{value!r}")
+
+
+def times(values: list[Any]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return ms since 1970 for a column of times and which of them are valid."""
+    try:
+        if all(type(v) is int for v in values):
+            return valid_epochs(np.array(values, np.int64))
+        if all(type(v) is str and len(v) > 9 and (v[-1] == "Z" or v[-6] not in "+-") and not v.isdigit() for v in values):
+            ms = np.array([v.rstrip("Z") for v in values], "datetime64[ms]").astype(np.int64)
+            return valid_epochs(ms)
+    except (ValueError, OverflowError):
+        pass
+    out, good = np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+    for i, value in enumerate(values):
+        try:
+            out[i], good[i] = parse_time(value), True
+        except ValueError:
+            pass
+    return out, good
+
+
+class _SegmentCache(dict[bytes, Combo]):
+    """Raw JSON of a segments object -> the values of the configured segments, parsed once per distinct text."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __missing__(self, raw: bytes) -> Combo:
+        combo = combo_of(_segments.decode(raw), self.names)
+        if len(self) >= 4_096:
+            self.clear()
+        self[raw] = combo
+        return combo
+
+
+def combo_of(segments: Mapping[str, str], names: tuple[str, ...]) -> Combo:
+    """Return the (name, value) pairs of the configured segments that the event has."""
+    return tuple((name, segments[name]) for name in names if name in segments)
+
+
+class Decoder:
+    """Bytes -> Batch for the configured models. `segments` maps a model (or "*") to the names of its segments."""
+
+    def __init__(self, hasher: Hasher, segments: Mapping[str, tuple[str, ...]]) -> None:
+        self.hasher = hasher
+        self.segments = segments
+        self.only_model = next(iter(segments)) if len(segments) == 1 and "*" not in segments else None
+        self._caches: dict[str, _SegmentCache] = {}
+
+    def known(self, model: str) -> bool:
+        """Return whether the configuration has an entry for the model."""
+        return model in self.segments or "*" in self.segments
+
+    def segment_names(self, model: str) -> tuple[str, ...]:
+        """Return the configured segments of the model."""
+        return self.segments.get(model, self.segments.get("*", ()))
+
+    def _cache(self, model: str) -> _SegmentCache:
+        if model not in self._caches:
+            self._caches[model] = _SegmentCache(self.segment_names(model))
+        return self._caches[model]
+
+    def ndjson(self, body: bytes, kind: str) -> Batch:
+        """Return the batch of an NDJSON body; `kind` is predictions, labels or events (either, told apart by their fields)."""
+        made = Maker(self, kind)
+        for part in slices(body):
+            if kind != "events" and self._typed(made, part, kind):
+                continue
+            for line in bytes(part).splitlines():
+                if line.strip():
+                    made.add(line)
+        return made.batch()
+
+    def _typed(self, made: "Maker", part: memoryview, kind: str) -> bool:
+        """Decode a slice with the typed decoders; False when a line needs the slow path."""
+        for decoder in (lean_label,) if kind == "labels" else (lean_prediction, full_prediction):
+            try:
+                items: Any = decoder.decode_lines(part)
+            except msgspec.DecodeError:
+                continue
+            return made.typed(items, kind)
+        return False
+
+    def json(self, body: bytes, kind: str) -> Batch:
+        """Return the batch of a JSON body: one event, a list of events, list columns, or packed columns."""
+        made = Maker(self, kind)
+        if body.lstrip()[:1] == b"[":
+            try:
+                items: list[Any] = list(_raws.decode(body))
+            except msgspec.DecodeError:
+                items = _loads(body)  # bare NaN somewhere: only the items that hold it are rejected
+            for item in items:
+                made.add(item)
+            return made.batch()
+        try:
+            head = _head.decode(body)
+        except msgspec.DecodeError:
+            head = None
+        first = b"" if head is None or isinstance(head.id, UnsetType) else bytes(head.id)[:1]
+        if first == b'"' and head is not None and not isinstance(head.n, UnsetType):
+            from monitor.formats import packed
+
+            return packed.decode(self, body)
+        if first == b"[":
+            return self._list_columns(body, kind)
+        made.add(body if head is not None else _loads(body))
+        return made.batch()
+
+    def _list_columns(self, body: bytes, kind: str) -> Batch:
+        made = Maker(self, kind)
+        columns = _loads(body)
+        n = len(columns["id"])
+        combos = columns.pop("combos", None)
+        for name, column in columns.items():
+            if isinstance(column, list) and len(column) != n:
+                raise ValueError(f"column {name} has {len(column)} values, id has {n}")
+        if combos is not None:
+            codes = columns["segments"]
+            if not all(type(c) is int and 0 <= c < len(combos) for c in codes):
+                raise ValueError("segments must hold positions in combos")
+            columns["segments"] = [combos[c] for c in codes]
+        if kind == "predictions" and made.columns(columns, n):
+            return made.batch()
+        for i in range(n):
+            made.add({name: column[i] if isinstance(column, list) else column for name, column in columns.items()})
+        return made.batch()
+
+
+def _loads(body: bytes) -> Any:
+    """Return any JSON, bare NaN and Infinity included; raise ValueError when it is unreadable."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"not JSON: {e}") from None
+
+
+class Maker:
+    """Collects valid events as columns and the rejected ones with their reasons, in the order they were sent."""
+
+    def __init__(self, decoder: Decoder, kind: str) -> None:
+        self.decoder, self.kind = decoder, kind
+        self.size = 0
+        self.clipped = 0
+        self.now: int | None = None
+        self.rejected: list[Rejection] = []
+        self._predictions: list[Predictions] = []
+        self._labels: list[Labels] = []
+        self._slow: dict[str, list[tuple[Any, ...]]] = {"predictions": [], "labels": []}
+
+    def reject(self, index: int, reason: str, detail: str) -> None:
+        """Note an event that is not taken."""
+        self.rejected.append(Rejection(index, reason, detail[:200]))
+
+    # The fast paths: whole lists of typed structs, or whole columns.
+
+    def typed(self, items: list[Any], kind: str) -> bool:
+        """Take a list of structs of one kind; False when a row of it needs the slow path."""
+        n = len(items)
+        if not n:
+            return True
+        if kind == "labels":
+            return self._typed_labels(items, n)
+        columns: dict[str, Any] = {
+            "id": [e.id for e in items],
+            "ts": [e.ts for e in items],
+            "model": [e.model for e in items],
+            "version": [e.version for e in items],
+            "score": [e.score for e in items],
+            "segments": [bytes(e.segments) for e in items],
+        }
+        if type(items[0]) is FullPrediction:
+            verdict = [
+                "flag" if e.flagged else "pass" if e.verdict is None and e.flagged is not None else e.verdict for e in items
+            ]
+            if any(e.flagged is not None and e.verdict is not None for e in items):
+                return False
+            columns |= {"verdict": verdict, "policy": [e.policy for e in items]}
+        return self.columns(columns, n)
+
+    def columns(self, c: Mapping[str, Any], n: int) -> bool:
+        """Take n predictions as columns (lists, or one value for all); False when a row needs the slow path.
+
+        Segments come as `segments` (raw JSON or objects) or ready-made as `combo`.
+        """
+        if c.keys() - {"id", "ts", "model", "version", "score", "segments", "combo", "verdict", "policy"} or not n:
+            return False
+        try:
+            score = np.array(c["score"], np.float64) if all(type(s) in (float, int) for s in c["score"]) else None
+            model, version = c["model"], c["version"]
+            ids = list(map(str.encode, c["id"]))
+            if score is None or not all(0 < len(i) <= 256 for i in ids):
+                return False
+            segments = c.get("segments") or [b"{}"] * n
+            verdict = c.get("verdict")
+            policies = c.get("policy")
+            codes = np.full(n, UNDECIDED, np.uint8)
+            if verdict is not None:
+                codes = np.array([UNDECIDED if v is None else _VERDICT[v] for v in _spread(verdict, n)], np.uint8)
+            names = Coded.of(list(zip(_spread(model, n), _spread(version, n), strict=True)))
+            if not all(type(m) is str and type(v) is str and self.decoder.known(m) for m, v in names.names):
+                return False
+            ts, good = times(c["ts"])
+            clean, inside, clipped = valid_scores(score)
+            if not good.all() or not inside.all():
+                return False
+            combo = self._combos(names, segments) if "combo" not in c else Coded.of(c["combo"])
+            made = Predictions(
+                self._index(n),
+                self._ids(names, ids),
+                ts,
+                names,
+                clean,
+                codes,
+                combo,
+                Coded.of([p or "" for p in _spread(policies, n)]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError):
+            return False
+        self.clipped += int(clipped.sum())
+        self._predictions.append(made)
+        self.size += n
+        return True
+
+    def _typed_labels(self, items: list[Any], n: int) -> bool:
+        columns = {name: [getattr(e, name) for e in items] for name in ("id", "ts", "model", "version", "label", "revision")}
+        return self.label_columns(columns, n)
+
+    def label_columns(self, c: Mapping[str, list[Any]], n: int) -> bool:
+        """Take n labels as columns; False when a row needs the slow path."""
+        only = self.decoder.only_model
+        names = Coded.of([(m if m is not None else only, v) for m, v in zip(c["model"], c["version"], strict=True)])
+        if not all(m is not None and self.decoder.known(m) for m, _ in names.names):
+            return False
+        ts, good = times(c["ts"])
+        try:
+            encoded = list(map(str.encode, c["id"]))
+        except UnicodeEncodeError:
+            return False
+        if not good.all() or not all(0 < len(i) <= 256 for i in encoded):
+            return False
+        ids = self._ids(names, encoded)
+        label, revision = np.array(c["label"], np.int8), np.array(c["revision"], np.uint8)
+        self._labels.append(Labels(self._index(n), ids, ts, names, label, revision))
+        self.size += n
+        return True
+
+    def _index(self, n: int) -> Ints:
+        return np.arange(self.size, self.size + n, dtype=np.int64)
+
+    def _ids(self, names: Coded, ids: list[bytes]) -> NDArray[np.uint64]:
+        models = {m for m, _ in names.names}
+        if len(models) == 1:
+            return self.decoder.hasher.ids(models.pop(), ids)
+        out = np.empty((len(ids), 2), np.uint64)
+        for model in models:
+            at = np.flatnonzero(np.array([m == model for m, _ in names.names])[names.codes])
+            out[at] = self.decoder.hasher.ids(model, [ids[i] for i in at])
+        return out
+
+    def _combos(self, names: Coded, segments: list[Any]) -> Coded:
+        models = [m for m, _ in names.names]
+        if type(segments[0]) is bytes:
+            if len(set(models)) == 1:
+                return Coded.of(list(map(self.decoder._cache(models[0]).__getitem__, segments)))
+            caches = [self.decoder._cache(m) for m in models]
+            return Coded.of([caches[c][s] for c, s in zip(names.codes, segments, strict=True)])
+        wanted = [self.decoder.segment_names(m) for m in models]
+        combos = []
+        for code, given in zip(names.codes, segments, strict=True):
+            if not all(type(k) is str and type(v) is str for k, v in given.items()):
+                raise TypeError("segments")
+            combos.append(combo_of(given, wanted[code]))
+        return Coded.of(combos)
+
+    # The slow path: one item, every reason named.
+
+    def add(self, item: Any) -> None:
+        """Take or reject one event given as JSON text or as parsed JSON."""
+        if isinstance(item, bytes | Raw):
+            try:
+                item = json.loads(bytes(item))
+            except (ValueError, RecursionError) as e:
+                self.reject(self.size, "malformed", str(e))
+                self.size += 1
+                return
+        if isinstance(item, dict) and item.keys() == {"now"}:
+            self._move(item["now"])
+            return
+        try:
+            self._take(item)
+        except _Wrong as e:
+            self.reject(self.size, *e.args)
+        self.size += 1
+
+    def _move(self, value: Any) -> None:
+        try:
+            self.now = parse_time(value)
+        except ValueError as e:
+            self.reject(self.size, "timestamp", f"now: {e}")
+            self.size += 1
+
+    def _take(self, item: Any) -> None:
+        if not isinstance(item, dict):
+            raise _Wrong("malformed", item if isinstance(item, str) else f"expected an object, found {type(item).__name__}")
+        for field in _UNSUPPORTED:
+            if item.get(field) is not None:
+                raise _Wrong("unsupported", field)
+        kind = self.kind
+        if kind == "events":
+            kind = "labels" if "label" in item and "score" not in item else "predictions"
+        if kind == "predictions" and "label" in item:
+            raise _Wrong("unsupported", "label inside a prediction; send labels to /v1/labels")
+        values = self._prediction(item) if kind == "predictions" else self._label(item)
+        self._slow[kind].append((self.size, *values))
+
+    def _common(self, item: dict[str, Any]) -> tuple[bytes, int]:
+        ident = item.get("id")
+        if type(ident) is int:
+            ident = str(ident)
+        if ident is None:
+            raise _Wrong("missing_field", "id")
+        if not isinstance(ident, str):
+            raise _Wrong("type", f"id: {ident!r}")
+        if not 0 < len(ident) <= 256:
+            raise _Wrong("id", f"{len(ident)} characters")
+        if item.get("ts") is None:
+            raise _Wrong("missing_field", "ts")
+        try:
+            ts = parse_time(item["ts"])
+        except ValueError as e:
+            raise _Wrong("timestamp", str(e)) from None
+        try:
+            return ident.encode(), ts
+        except UnicodeEncodeError:
+            raise _Wrong("malformed", "id holds a lone surrogate") from None
+
+    def _name(self, item: dict[str, Any], field: str) -> str:
+        value = item.get(field)
+        if value is None:
+            raise _Wrong("missing_field", field)
+        if not isinstance(value, str) or not 0 < len(value) <= 128:
+            raise _Wrong("type", f"{field}: {value!r}")
+        return value
+
+    def _prediction(self, item: dict[str, Any]) -> tuple[Any, ...]:
+        ident, ts = self._common(item)
+        model, version = self._name(item, "model"), self._name(item, "version")
+        if not self.decoder.known(model):
+            raise _Wrong("unknown_model", model)
+        score = item.get("score")
+        if "score" not in item:
+            raise _Wrong("missing_field", "score")
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise _Wrong("type", f"score: {score!r}")
+        if not math.isfinite(score):
+            raise _Wrong("not_finite", f"score: {score!r}")
+        clean, inside, clipped = valid_scores(np.array([score], np.float64))
+        if not inside[0]:
+            raise _Wrong("out_of_range", f"score: {score!r}")
+        segments = item.get("segments") or {}
+        if not isinstance(segments, dict) or not all(isinstance(v, str) for v in segments.values()):
+            raise _Wrong("type", f"segments: {segments!r}")
+        verdict, flagged, policy = item.get("verdict"), item.get("flagged"), item.get("policy")
+        if flagged is not None and (not isinstance(flagged, bool) or verdict is not None):
+            raise _Wrong("type", f"flagged: {flagged!r} (true or false, and not beside verdict)")
+        if verdict is not None and (not isinstance(verdict, str) or verdict not in _VERDICT):
+            raise _Wrong("type", f"verdict: {verdict!r} (one of {', '.join(_VERDICT)})")
+        if policy is not None and not isinstance(policy, str):
+            raise _Wrong("type", f"policy: {policy!r}")
+        code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]
+        self.clipped += int(clipped[0])
+        return ident, ts, (model, version), clean[0], code, combo_of(segments, self.decoder.segment_names(model)), policy or ""
+
+    def _label(self, item: dict[str, Any]) -> tuple[Any, ...]:
+        ident, ts = self._common(item)
+        model, version = item.get("model"), item.get("version")
+        if model is None:
+            model = self.decoder.only_model
+        if model is None:
+            raise _Wrong("no_model", "name the model of the label")
+        if not isinstance(model, str) or not isinstance(version, str | None):
+            raise _Wrong("type", f"model: {model!r}, version: {version!r}")
+        if not self.decoder.known(model):
+            raise _Wrong("unknown_model", model)
+        if "label" not in item:
+            raise _Wrong("missing_field", "label")
+        label, revision = item["label"], item.get("revision", 0)
+        if label is None:
+            raise _Wrong("null_label", "null")
+        if isinstance(label, float) and not math.isfinite(label):
+            raise _Wrong("not_finite", f"label: {label!r}")
+        if not isinstance(label, int | float):
+            raise _Wrong("type", f"label: {label!r}")
+        if label not in (0, 1):
+            raise _Wrong("label_class", f"label: {label!r}")
+        if type(revision) is not int or not 0 <= revision <= 255:
+            raise _Wrong("type", f"revision: {revision!r} (0 to 255)")
+        return ident, ts, (model, version), int(label), revision
+
+    def _flush(self) -> None:
+        if rows := self._slow["predictions"]:
+            index, ids, ts, version, score, verdict, combo, policy = map(list, zip(*rows, strict=True))
+            names = Coded.of(version)
+            self._predictions.append(
+                Predictions(
+                    np.array(index, np.int64),
+                    self._ids(names, ids),
+                    np.array(ts, np.int64),
+                    names,
+                    np.array(score, np.float64),
+                    np.array(verdict, np.uint8),
+                    Coded.of(combo),
+                    Coded.of(policy),
+                )
+            )
+        if rows := self._slow["labels"]:
+            index, ids, ts, version, label, revision = map(list, zip(*rows, strict=True))
+            names = Coded.of(version)
+            ms, keys = np.array(ts, np.int64), self._ids(names, ids)
+            columns = np.array(label, np.int8), np.array(revision, np.uint8)
+            self._labels.append(Labels(np.array(index, np.int64), keys, ms, names, *columns))
+
+    def batch(self) -> Batch:
+        """Return everything taken and rejected so far."""
+        self._flush()
+        return Batch(
+            self.size,
+            _ordered(self._predictions, Predictions),
+            _ordered(self._labels, Labels),
+            tuple(sorted(self.rejected)),
+            self.now,
+            self.clipped,
+        )
+
+
+def _spread(value: Any, n: int) -> list[Any]:
+    """Return a column: the list itself, or one value n times."""
+    return value if isinstance(value, list) else [value] * n
+
+
+def _ordered(parts: list[Any], kind: Any) -> Any:
+    if not parts:
+        return None
+    columns = kind.concat(parts)
+    if len(parts) > 1 and (np.diff(columns.index) < 0).any():
+        columns = columns.take(np.argsort(columns.index, kind="stable"))
+    return columns

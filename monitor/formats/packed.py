@@ -1,0 +1,82 @@
+"""Packed columns: ids joined by newline, the other columns base64 of little-endian arrays. The form for our own clients."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from monitor.core.events import UNDECIDED, VERDICTS, Batch, Coded, Predictions, Rejection, valid_epochs, valid_scores
+from monitor.formats.json import Decoder, combo_of
+
+
+class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """n predictions of one model and version.
+
+    `ts` int64 ms and `score` float64; `segments` uint16 positions in `combos`, each {segment: value}; `verdict` uint8
+    positions in pass, flag, review, abstain, block, or 255 where the policy says it.
+    """
+
+    n: int
+    id: str
+    ts: bytes
+    score: bytes
+    model: str
+    version: str
+    segments: bytes | None = None
+    combos: list[dict[str, str]] = []
+    verdict: bytes | None = None
+    policy: str | None = None
+
+
+_packed = msgspec.json.Decoder(Packed)
+
+
+def _array(name: str, data: bytes, dtype: str, n: int) -> Any:
+    array = np.frombuffer(data, dtype) if len(data) % np.dtype(dtype).itemsize == 0 else np.empty(0, dtype)
+    if len(array) != n:
+        raise ValueError(f"{name}: {len(data)} bytes are not {n} values of {dtype}")
+    return array
+
+
+def decode(decoder: Decoder, body: bytes) -> Batch:
+    """Return the batch of a packed frame; raise ValueError when the frame as a whole is unreadable."""
+    try:
+        f = _packed.decode(body)
+    except msgspec.DecodeError as e:
+        raise ValueError(f"not a packed frame: {e}") from None
+    ids = f.id.encode().split(b"\n") if f.n else []
+    if len(ids) != f.n:
+        raise ValueError(f"id: {len(ids)} lines, n is {f.n}")
+    score, ts = _array("score", f.score, "<f8", f.n), _array("ts", f.ts, "<i8", f.n)
+    index = np.arange(f.n, dtype=np.int64)
+    if not decoder.known(f.model):
+        return Batch(f.n, rejected=tuple(Rejection(i, "unknown_model", f.model) for i in range(f.n)))
+    names = decoder.segment_names(f.model)
+    combos = [combo_of(c, names) for c in f.combos] or [()]
+    codes = np.zeros(f.n, np.int32) if f.segments is None else _array("segments", f.segments, "<u2", f.n).astype(np.int32)
+    verdict = np.full(f.n, UNDECIDED, np.uint8) if f.verdict is None else _array("verdict", f.verdict, "u1", f.n)
+    if f.n and (codes.max() >= len(combos) or ((verdict > 4) & (verdict != UNDECIDED)).any()):
+        raise ValueError(f"segments must be positions in combos, verdict one of {VERDICTS[:5]} by position")
+    ms, in_time = valid_epochs(ts)
+    clean, inside, clipped = valid_scores(score)
+    sized = np.fromiter((0 < len(i) <= 256 for i in ids), bool, f.n)
+    rejected = []
+    for i in np.flatnonzero(~(in_time & inside & sized)).tolist():
+        value = float(score[i])
+        reason = (
+            "id" if not sized[i] else "timestamp" if not in_time[i] else "out_of_range" if np.isfinite(value) else "not_finite"
+        )
+        rejected.append(Rejection(i, reason, f"score {value!r}, ts {int(ts[i])}, id of {len(ids[i])} bytes"))
+    made = Predictions(
+        index,
+        decoder.hasher.ids(f.model, ids),
+        ms,
+        Coded(((f.model, f.version),), np.zeros(f.n, np.int32)),
+        clean,
+        verdict,
+        Coded(tuple(combos), codes),
+        Coded((f.policy or "",), np.zeros(f.n, np.int32)),
+    )
+    if rejected:
+        made = made.take(in_time & inside & sized)
+    return Batch(f.n, made if len(made) else None, None, tuple(rejected), None, int(clipped[in_time & sized].sum()))

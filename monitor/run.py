@@ -1,0 +1,487 @@
+"""The agent as a process: one thread that owns the store, the clock that drives it, the listeners, and a clean end."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from monitor.actions.rollback import PolicyError
+from monitor.agent import Agent
+from monitor.clock import EventClock, wall
+from monitor.config import Address, Config, HttpSource
+from monitor.core.events import DAY, Batch, Receipt
+from monitor.core.snapshot import Snapshot
+from monitor.server import api_app, metrics_app, serve
+from monitor.sources import http
+from monitor.sources.file import FileSource
+from monitor.store import Full
+
+log = logging.getLogger("scorewatch")
+
+_GROUP = 64
+_REFRESH = 1.0
+
+
+@dataclass(slots=True)
+class Job:
+    """What waits for the store's thread: a batch with its future, or a call."""
+
+    future: "Future[Any]"
+    batch: Batch | None = None
+    call: Callable[[], Any] | None = None
+
+
+class Inbox:
+    """Jobs in order, bounded by the events they hold."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.waiting = limit, 0
+        self._jobs: deque[Job] = deque()
+        self._ready = threading.Condition()
+
+    def put(self, job: Job) -> bool:
+        """Add a job; False when the events that wait would be more than the limit."""
+        size = job.batch.size if job.batch else 0
+        with self._ready:
+            if size and self.waiting and self.waiting + size > self.limit:
+                return False
+            self.waiting += size
+            self._jobs.append(job)
+            self._ready.notify()
+        return True
+
+    def take(self, timeout: float) -> list[Job]:
+        """Return all that waits, at most 64 jobs; nothing after `timeout` seconds."""
+        with self._ready:
+            if not self._jobs:
+                self._ready.wait(timeout)
+            jobs = [self._jobs.popleft() for _ in range(min(len(self._jobs), _GROUP))]
+            self.waiting -= sum(j.batch.size for j in jobs if j.batch)
+        return jobs
+
+
+class Feed:
+    """A file source and the part of it that is read but not ingested yet."""
+
+    def __init__(self, source: FileSource) -> None:
+        self.source = source
+        self.batch: Batch | None = None
+        self.taken = 0
+        self.high = self.index = np.empty(0, np.int64)
+        self._newest = 0
+
+    def fill(self) -> bool:
+        """Read on when nothing is left; return whether there is anything."""
+        while self.batch is None:
+            self.batch = self.source.read()
+            if self.batch is None:
+                return False
+            self.taken = 0
+            ts = self.batch.ts()
+            self.index = self.batch.index()
+            self.high = np.maximum(np.maximum.accumulate(ts), self._newest) if len(ts) else ts
+            if len(ts):
+                self._newest = int(self.high[-1])
+        return True
+
+    def until(self, boundary: int | None) -> Batch | None:
+        """Return the events before the boundary that were not returned yet, None when there are none.
+
+        A source's time is that of its newest event so far, so an event that comes late is not waited for.
+        """
+        assert self.batch is not None
+        batch = self.batch
+        k = len(self.high) if boundary is None else int(np.searchsorted(self.high, boundary))
+        if k == len(self.high):
+            part = batch if not self.taken else batch.after(self.taken)
+            self.batch = None
+            return part
+        index = int(self.index[k])
+        if index <= self.taken:
+            return None
+        part = batch.between(self.taken, index)
+        part = replace(part, rejected=tuple(r for r in batch.rejected if self.taken <= r.index < index))
+        self.taken = index
+        return part
+
+    @property
+    def head(self) -> int | None:
+        """Return the time of the next event that waits, None when nothing does."""
+        if self.batch is None or not len(self.high):
+            return None
+        k = int(np.searchsorted(self.index, self.taken))
+        return int(self.high[k]) if k < len(self.high) else None
+
+
+class Loop:
+    """The thread that owns the agent: takes what waits, drives the clock, never ends because of an error."""
+
+    def __init__(self, agent: Agent, reopen: Callable[[], Agent], inbox: Inbox) -> None:
+        self.agent, self._reopen, self.inbox = agent, reopen, inbox
+        self.feeds = [Feed(s) for s in agent.file_sources()]
+        self.stopping = threading.Event()
+        self._published = 0.0
+        self._failed = False
+        self._newest_http = 0
+
+    # Jobs.
+
+    def run(self) -> None:
+        """Work until `stopping` is set and nothing waits any more."""
+        while True:
+            try:
+                if self._round() and self.stopping.is_set():
+                    return
+            except Exception:
+                # An error that nothing foresaw: the agent goes on, and its state is read from the disk again.
+                log.exception("unexpected")
+                self._fail(RuntimeError("unexpected error"))
+                time.sleep(0.1)
+
+    def _round(self) -> bool:
+        """Do what there is to do; return whether there was nothing."""
+        if self._failed:
+            self._try_reopen()
+        idle = self._failed or not self.feed()
+        jobs = self.inbox.take(0.2 if idle else 0.0)
+        self.work(jobs)
+        if not self._published or (self._events and time.monotonic() - self._published > _REFRESH):
+            self._publish()
+        return idle and not jobs
+
+    @property
+    def _events(self) -> bool:
+        return isinstance(self.agent.clock, EventClock)
+
+    def work(self, jobs: list[Job]) -> None:
+        """Do the jobs in order; batches beside each other share one commit where ticks do not part them."""
+        while jobs:
+            n = 1
+            if jobs[0].batch is not None and not self._events:
+                n = next((i for i, j in enumerate(jobs) if j.batch is None), len(jobs))
+            group, jobs = jobs[:n], jobs[n:]
+            try:
+                if self._failed:
+                    raise http.Failed("the store failed and is being opened again")
+                if group[0].batch is None:
+                    call = group[0].call
+                    assert call is not None
+                    results: list[Any] = [call()]
+                else:
+                    results = self._ingest([j.batch for j in group if j.batch])
+            except (sqlite3.Error, OSError) as e:
+                self._fail(e)
+                self._refuse(group, http.Failed(str(e)))
+            except Full as e:
+                self._refuse(group, http.Busy(str(e)))
+            except Exception as e:
+                if not isinstance(e, LookupError | ValueError | PolicyError | http.Failed):
+                    log.exception("a request failed")
+                self._refuse(group, e)
+            else:
+                for job, result in zip(group, results, strict=True):
+                    if not job.future.cancelled():
+                        job.future.set_result(result)
+
+    @staticmethod
+    def _refuse(group: list[Job], e: Exception) -> None:
+        for job in group:
+            if not job.future.cancelled():
+                job.future.set_exception(e)
+
+    def _fail(self, e: Exception) -> None:
+        """After a failed commit nothing in memory is trusted: the state is read from the disk again."""
+        log.error("store: %s", e)
+        self.agent.add("scorewatch_store_failures_total", 1)
+        self._failed = True
+
+    def _try_reopen(self) -> None:
+        old = self.agent
+        try:
+            with contextlib.suppress(Exception):
+                old.store.log.close()
+                old.store.ring.close()
+            self.agent = self._reopen()
+            self.agent.counters, self.agent.timeline = old.counters, old.timeline
+            self.feeds = [Feed(s) for s in self.agent.file_sources()]
+            self._failed = False
+        except Exception as e:
+            log.error("store: %s", e)
+            time.sleep(0.5)
+
+    # Time.
+
+    def _ingest(self, batches: list[Batch]) -> list[Receipt]:
+        if not self._events:
+            return self.agent.ingest(batches)
+        return [self._by_events(batch) for batch in batches]
+
+    def _by_events(self, batch: Batch) -> Receipt:
+        """Ingest a body in pieces, each tick after the events before its boundary."""
+        clock = self.agent.clock
+        assert isinstance(clock, EventClock)
+        ts = batch.ts()
+        horizon = wall() + DAY
+        ts = np.where(ts > horizon, 0, ts)  # such events will be rejected; they must not move the clock
+        high = np.maximum(np.maximum.accumulate(ts), self._newest_http) if len(ts) else ts
+        index = batch.index()
+        if len(high) and high[-1]:
+            clock.begin(int(high[high > 0][0]))
+        receipts = []
+        at, first = 0, 0
+        while at < len(high):
+            assert clock.boundary is not None
+            k = int(np.searchsorted(high, clock.boundary)) if self._others_passed(clock.boundary) else len(high)
+            last = batch.size if k == len(high) else int(index[k])
+            part = batch if (first, last) == (0, batch.size) else batch.between(first, last)
+            if k > at or k == len(high):
+                receipts += self.agent.ingest([replace(part, rejected=())])
+            at, first = k, last
+            if k < len(high):
+                self._tick_once(clock, int(high[k]))
+        if len(high):
+            self._newest_http = int(high[-1])
+        if batch.now is not None and batch.now <= horizon:
+            clock.begin(batch.now)
+            self._newest_http = max(self._newest_http, batch.now)
+            if self._others_passed(batch.now):
+                self._ticks_to(clock, batch.now)
+        if batch.rejected or not receipts:
+            receipts += self.agent.ingest([Batch(len(batch.rejected), rejected=batch.rejected)])
+        rejected = tuple(sorted(r for receipt in receipts for r in receipt.rejected))
+        return Receipt(sum(r.accepted for r in receipts), sum(r.duplicates for r in receipts), rejected)
+
+    def _others_passed(self, boundary: int) -> bool:
+        """Return whether no file has events left before the boundary: the slowest source is the clock."""
+        return all(not f.fill() or (f.head or 0) >= boundary for f in self.feeds)
+
+    def _tick_once(self, clock: EventClock, ts: int) -> None:
+        for now in clock.due(ts, self.agent.settled()):
+            self.agent.tick(now)
+            return
+
+    def _ticks_to(self, clock: EventClock, ts: int) -> None:
+        for now in clock.due(ts, self.agent.settled()):
+            self.agent.tick(now)
+
+    def feed(self) -> bool:
+        """Ingest from the files; return whether anything was there."""
+        try:
+            return self._feed_by_events() if self._events else self._feed_by_wall()
+        except (sqlite3.Error, OSError) as e:
+            self._fail(e)
+        except Full as e:
+            log.error("store: %s", e)
+            time.sleep(0.5)
+        return False
+
+    def _feed_by_wall(self) -> bool:
+        some = False
+        for f in self.feeds:
+            if f.fill():
+                part = f.until(None)
+                assert part is not None
+                self.agent.ingest([part])
+                some = True
+        return some
+
+    def _feed_by_events(self) -> bool:
+        """Bring every file up to the next boundary, then tick."""
+        clock = self.agent.clock
+        assert isinstance(clock, EventClock)
+        ready = [f for f in self.feeds if f.fill()]
+        if not ready:
+            return False
+        heads = [h for f in ready if (h := f.head) is not None]
+        if heads:
+            clock.begin(min(heads))
+        for f in ready:
+            while f.fill() and (part := f.until(clock.boundary)) is not None:
+                done = f.batch is None
+                end = part if done else replace(part, end=0)
+                self.agent.ingest([end], position=None if done else f"{part.start}:{f.taken}")
+        left = [h for f in self.feeds if f.fill() and (h := f.head) is not None]
+        if left and clock.boundary is not None and (not self._newest_http or self._newest_http >= clock.boundary):
+            self._tick_once(clock, min(left))
+        return True
+
+    def finish(self) -> None:
+        """Let every day of a replay mature: now moves to the last event + the longest horizon + one tick."""
+        clock = self.agent.clock
+        assert isinstance(clock, EventClock)
+        newest = max((f._newest for f in self.feeds), default=0)
+        if newest:
+            longest = max(m.labels.horizon for m in self.agent.config.models.values())
+            self._ticks_to(clock, newest + longest + DAY + clock.tick)
+        self.agent.finish()
+
+    def tick(self) -> None:
+        """Make a tick of the wall clock."""
+        try:
+            now = self.agent.clock.last = self.agent.now()
+            self.agent.tick(now)
+            self._publish()
+        except (sqlite3.Error, OSError) as e:
+            self._fail(e)
+
+    def _publish(self) -> None:
+        self.agent.publish()
+        self._published = time.monotonic()
+
+
+class Running:
+    """What the listeners ask; every answer is of the last snapshot or comes from the store's thread."""
+
+    def __init__(self, loop: Loop, config: Config) -> None:
+        self.loop = loop
+        self.tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
+        entry = loop.agent.http
+        self.source = http.HttpSource(loop.agent.decoder(), self.offer, entry.max_body) if entry else None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Return the last snapshot."""
+        return self.loop.agent.snapshot
+
+    @property
+    def metrics(self) -> bytes:
+        """Return the rendered metrics."""
+        return self.loop.agent.exporter.text
+
+    @property
+    def timeline(self) -> list[dict[str, Any]]:
+        """Return what happened since the start."""
+        return self.loop.agent.timeline
+
+    def refused(self, reason: str) -> None:
+        """Count a request of which nothing was taken."""
+        self.loop.inbox.put(
+            Job(Future(), call=lambda: self.loop.agent.add("scorewatch_requests_refused_total", 1, source="http", reason=reason))
+        )
+
+    async def offer(self, batch: Batch) -> Receipt:
+        """Hand a batch to the store's thread and return its receipt after the commit."""
+        job = Job(Future(), batch=batch)
+        if not self.loop.inbox.put(job):
+            raise http.Busy(f"{self.loop.inbox.waiting} events wait to be stored")
+        receipt: Receipt = await asyncio.wrap_future(job.future)
+        return receipt
+
+    async def ask(self, command: str, **given: Any) -> Any:
+        """Run a command in the store's thread."""
+        job = Job(Future(), call=lambda: getattr(self, f"_{command}")(**given))
+        self.loop.inbox.put(job)
+        return await asyncio.wrap_future(job.future)
+
+    def _activate(self, name: str, version: str | None, who: str, reason: str, **given: Any) -> Any:
+        try:
+            return self.loop.agent.command("activate", name, version, who, reason, **given)
+        except PolicyError as e:
+            raise ValueError(str(e)) from None
+
+    def _rollback(self, name: str, version: str | None, who: str, reason: str) -> Any:
+        try:
+            return self.loop.agent.command("rollback", name, version, who, reason)
+        except PolicyError as e:
+            raise ValueError(str(e)) from None
+
+    def _policy(self, name: str, version: str | None) -> Any:
+        try:
+            return asdict(self.loop.agent.policy_of(name, version))
+        except PolicyError as e:
+            raise LookupError(str(e)) from None
+
+    def _months(self, name: str) -> Any:
+        return self.loop.agent.all_months(name)
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((address.host, address.port))
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+@contextlib.contextmanager
+def _ticking(loop: Loop, config: Config) -> Iterator[None]:
+    """Put a tick into the inbox every `tick` of the wall clock."""
+    if config.clock != "wall":
+        yield
+        return
+    timer = BackgroundScheduler(timezone="UTC", daemon=True)
+    timer.add_job(lambda: loop.inbox.put(Job(Future(), call=loop.tick)), "interval", seconds=config.tick / 1000, coalesce=True)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.shutdown(wait=False)
+
+
+def run(config: Config, version: str, started: Callable[[str, str], None]) -> None:
+    """Run the agent until SIGTERM or SIGINT; `started(api, metrics)` gets the addresses once both listen.
+
+    Raises StateError when the state cannot be used and OSError when an address cannot be bound.
+    """
+    listen = [_bind(config.api), _bind(config.metrics)]
+    agent = Agent(config, version)
+    http_source = next((s for s in config.sources if isinstance(s, HttpSource)), HttpSource())
+    loop = Loop(agent, lambda: Agent(config, version), Inbox(http_source.queue))
+    api = Running(loop, config)
+    gc.collect()
+    gc.freeze()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        serving = asyncio.create_task(serve([(api_app(api), listen[0]), (metrics_app(api), listen[1])], stop))
+        await asyncio.sleep(0)
+        started(*(_url(sock) for sock in listen))
+        await serving
+
+    thread = threading.Thread(target=loop.run, name="scorewatch")
+    thread.start()
+    try:
+        with _ticking(loop, config):
+            asyncio.run(main())
+    finally:
+        loop.stopping.set()
+        thread.join()
+        loop.agent.store.close()
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None], days: bool, durable: bool) -> None:
+    """Run the agent over its files to their end and give every timeline item to `item` as it happens."""
+    agent = Agent(config, version, durable)
+    agent.timeline_days = days
+    loop = Loop(agent, lambda: Agent(config, version, durable), Inbox(1))
+    told = 0
+    while loop.feed():
+        for entry in agent.timeline[told:]:
+            item(entry)
+        told = len(agent.timeline)
+    loop.finish()
+    for entry in agent.timeline[told:]:
+        item(entry)
+    agent.store.close()

@@ -1,0 +1,97 @@
+"""The contract of all exported series: name, type, labels, meaning. Exporter, README, dashboards, rules and tests read it."""
+
+from dataclasses import dataclass
+
+from monitor.core.metrics import METRICS
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of /metrics."""
+
+_VERSION = ("model", "version", "role")
+_WINDOW = (*_VERSION, "slice", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series: counter, gauge or histogram, its labels beside those Prometheus adds, and what it means."""
+
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def _estimates() -> dict[str, Series]:
+    out = {}
+    for name, metric in METRICS.items():
+        out[f"scorewatch_{name}"] = Series("gauge", _WINDOW, metric.help)
+        if name not in ("psi", "psi_null", "ece_noise_floor", "majority_share"):
+            for end in ("low", "high"):
+                out[f"scorewatch_{name}_{end}"] = Series("gauge", _WINDOW, f"Interval of scorewatch_{name}: its {end} end.")
+        if metric.outcomes or name == "flagged_share":
+            promise = f"What validation promised, under the current policy: {metric.help}"
+            out[f"scorewatch_baseline_{name}"] = Series("gauge", (*_VERSION, "slice"), promise)
+    return out
+
+
+SERIES: dict[str, Series] = {
+    "scorewatch_build_info": Series("gauge", ("version",), "Always 1; the version of the agent."),
+    "scorewatch_events_total": Series("counter", ("source",), "Events sent: accepted, duplicates and rejected ones."),
+    "scorewatch_events_accepted_total": Series("counter", ("source",), "Events stored."),
+    "scorewatch_events_duplicate_total": Series("counter", ("source",), "Events that said nothing new."),
+    "scorewatch_events_rejected_total": Series("counter", ("source", "reason"), "Events that were not taken, by reason."),
+    "scorewatch_requests_refused_total": Series("counter", ("source", "reason"), "Requests of which nothing was taken."),
+    "scorewatch_scores_clipped_total": Series("counter", ("source",), "Scores within 1e-9 outside [0, 1] that were clipped."),
+    "scorewatch_prediction_conflicts_total": Series("counter", (), "Repeated predictions that differ from the stored one."),
+    "scorewatch_segment_overflow_total": Series("counter", (), "Predictions whose segment combination found no code any more."),
+    "scorewatch_label_corrections_total": Series("counter", ("reason",), "Labels changed from 0 to 1 or from 1 to 0."),
+    "scorewatch_predictions_total": Series("counter", _VERSION, "Predictions stored since the agent started."),
+    "scorewatch_score": Series("histogram", _VERSION, "Scores stored since the agent started, in steps of .05."),
+    "scorewatch_scored": Series("gauge", _WINDOW, "Predictions in the window."),
+    "scorewatch_labelled": Series("gauge", _WINDOW, "Predictions of the mature window whose outcome counts."),
+    "scorewatch_never_labelled": Series("gauge", _VERSION, "Predictions of the last 28 mature days without a label."),
+    "scorewatch_matured": Series("gauge", _VERSION, "Predictions of the last 28 mature days."),
+    "scorewatch_waiting_predictions": Series("gauge", _VERSION, "Predictions of days that are not mature yet."),
+    "scorewatch_known_so_far": Series("gauge", _VERSION, "Waiting predictions that have a label already; no measurement."),
+    "scorewatch_estimate_available": Series(
+        "gauge",
+        ("model", "version", "slice", "window", "estimate", "reason"),
+        "1 when the estimate exists (reason empty), else 0 with the reason why not.",
+    ),
+    **_estimates(),
+    "scorewatch_reliability_scored": Series("gauge", (*_WINDOW, "bin"), "Rows with an outcome in each calibration bin."),
+    "scorewatch_reliability_score": Series("gauge", (*_WINDOW, "bin"), "Mean score in each calibration bin."),
+    "scorewatch_reliability_observed": Series("gauge", (*_WINDOW, "bin"), "Share of positives in each calibration bin."),
+    "scorewatch_reliability_observed_low": Series("gauge", (*_WINDOW, "bin"), "Wilson interval of the share of positives: low."),
+    "scorewatch_reliability_observed_high": Series(
+        "gauge", (*_WINDOW, "bin"), "Wilson interval of the share of positives: high."
+    ),
+    "scorewatch_threshold": Series("gauge", _VERSION, "The score at or above which a case is flagged now."),
+    "scorewatch_policy_info": Series("gauge", ("model", "version", "policy"), "Always 1; the policy that is served."),
+    "scorewatch_policy_activated_timestamp_seconds": Series(
+        "gauge", ("model", "version"), "When the served policy became current."
+    ),
+    "scorewatch_policy_following": Series(
+        "gauge", ("model", "version", "policy"), "Predictions of the last 24 hours by the policy they name."
+    ),
+    "scorewatch_alert_active": Series("gauge", ("model", "version", "rule", "severity"), "1 while the alert is firing."),
+    "scorewatch_alert_info": Series(
+        "gauge", ("model", "version", "rule", "severity", "action"), "1 while firing; what the rule does."
+    ),
+    "scorewatch_alert_observed": Series("gauge", ("model", "version", "rule"), "The estimate the firing rule looks at."),
+    "scorewatch_alert_expected": Series("gauge", ("model", "version", "rule"), "What validation promised for that estimate."),
+    "scorewatch_alert_since_timestamp_seconds": Series("gauge", ("model", "version", "rule"), "Since when the alert is firing."),
+    "scorewatch_decisions_total": Series(
+        "counter", ("model", "version", "rule", "action", "reason"), "Decisions since the agent started."
+    ),
+    "scorewatch_last_tick_timestamp_seconds": Series("gauge", (), "The time of the last tick, by the agent's clock."),
+    "scorewatch_last_event_timestamp_seconds": Series("gauge", _VERSION, "The newest prediction."),
+    "scorewatch_last_label_timestamp_seconds": Series("gauge", ("model",), "The newest label."),
+    "scorewatch_tick_duration_seconds": Series("gauge", (), "How long the last tick took."),
+    "scorewatch_store_rows": Series("gauge", (), "Predictions in the store, waiting or kept for corrections."),
+    "scorewatch_store_rows_limit": Series("gauge", (), "Predictions that may be in the store (waiting.rows)."),
+    "scorewatch_store_failures_total": Series("counter", (), "Commits that failed; nothing of them was acknowledged."),
+    "scorewatch_action_failures_total": Series("counter", ("action",), "Actions and policy files that failed."),
+}
+
+SLICE_ESTIMATES = ("flagged_share", "prevalence", "bias", "recall", "precision")
+"""What is exported for slices other than `all`, over one mature window of 28 days."""

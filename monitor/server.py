@@ -1,0 +1,399 @@
+"""The two listeners: the api for events, state and policies, and the metrics. They answer from the last Snapshot."""
+
+import asyncio
+import contextlib
+import html
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from monitor.core.days import iso
+from monitor.core.events import DAY
+from monitor.core.metrics import Estimate
+from monitor.core.metrics.calibration import reliability, top_label_ece
+from monitor.core.snapshot import Snapshot, Version
+from monitor.series import CONTENT_TYPE
+
+
+class Answer(Protocol):
+    """What became of a POST; `refused` names why nothing of it was taken, else it is empty."""
+
+    @property
+    def status(self) -> int:
+        """Return the HTTP status."""
+
+    @property
+    def body(self) -> bytes:
+        """Return the JSON body."""
+
+    @property
+    def refused(self) -> str:
+        """Return the reason."""
+
+
+class Source(Protocol):
+    """What takes the bodies of POSTs."""
+
+    max_body: int
+
+    async def receive(self, kind: str, content_type: str, encoding: str, body: bytes | None) -> Answer:
+        """Return the answer, after the commit; body None was larger than `max_body`."""
+
+
+class Api(Protocol):
+    """What the listeners need of the program."""
+
+    tokens: dict[str, str | None]
+
+    @property
+    def source(self) -> Source | None:
+        """Return the http source, None when the configuration has none."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Return the last snapshot."""
+
+    @property
+    def metrics(self) -> bytes:
+        """Return the rendered metrics."""
+
+    @property
+    def timeline(self) -> list[dict[str, Any]]:
+        """Return what happened since the start."""
+
+    def refused(self, reason: str) -> None:
+        """Count a request of which nothing was taken."""
+
+    async def ask(self, command: str, **given: Any) -> Any:
+        """Run a command in the thread that owns the store.
+
+        Raises LookupError (there is no such thing), ValueError (it cannot be done) and RuntimeError (not now).
+        """
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would end the process before the agent has drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the agent."""
+        yield
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a body as JSON."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def problem(status: int, detail: str) -> HTTPException:
+    """Return an error that becomes a JSON answer."""
+    return HTTPException(status, detail)
+
+
+async def _error(_: Request, e: Exception) -> Response:
+    assert isinstance(e, HTTPException)
+    return json_response({"error": e.detail}, e.status_code, dict(e.headers or {}))
+
+
+def _allowed(api: Api, request: Request, token: str) -> None:
+    wanted = api.tokens.get(token)
+    if wanted is None:
+        return
+    given = request.headers.get("authorization", "")
+    if not given.startswith("Bearer "):
+        raise HTTPException(401, f"send the {token} token as Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"})
+    if not secrets.compare_digest(given[7:].encode(), wanted.encode()):
+        raise problem(403, f"this is not the {token} token")
+
+
+async def _body(request: Request, limit: int) -> bytes | None:
+    """Return the body, None as soon as it is larger than the limit."""
+    if int(request.headers.get("content-length") or 0) > limit:
+        return None
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def api_app(api: Api) -> Starlette:
+    """Return the api: events in, state, policies and decisions."""
+
+    def receive(kind: str) -> Callable[[Request], Awaitable[Response]]:
+        async def post(request: Request) -> Response:
+            _allowed(api, request, "ingest")
+            if api.source is None:
+                raise problem(404, "the configuration has no http source; add `- http: {}` to sources")
+            body = await _body(request, api.source.max_body)
+            head = request.headers
+            answer = await api.source.receive(kind, head.get("content-type", ""), head.get("content-encoding", ""), body)
+            if answer.refused:
+                api.refused(answer.refused)
+            headers = {"Retry-After": "1"} if answer.status in (429, 503) else None
+            return Response(answer.body, answer.status, headers, "application/json")
+
+        return post
+
+    async def state(_: Request) -> Response:
+        return json_response(state_of(api.snapshot))
+
+    async def timeline(request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        if not since.isdigit():
+            raise problem(400, f"since must be a number, found {since!r}")
+        return json_response(api.timeline[int(since) :])
+
+    async def bins(request: Request) -> Response:
+        v = _version(api, request)
+        return json_response(reliability_of(api.snapshot, v, dict(request.query_params)))
+
+    async def alerts(request: Request) -> Response:
+        found = [a for a in state_of(api.snapshot)["alerts"] if a["model"] == request.path_params["model"]]
+        return json_response(found)
+
+    async def days(request: Request) -> Response:
+        if request.query_params.get("by") == "month":
+            return json_response(await _ask(api, "months", name=request.path_params["model"]))
+        model = request.path_params["model"]
+        return json_response([{"version": v, "day": iso(d * DAY)[:10]} for m, v, d in api.snapshot.closed if m == model])
+
+    async def policy(request: Request) -> Response:
+        found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
+        tag = f'"{found["checksum"]}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return json_response(found, headers=headers)
+
+    def change(kind: str) -> Callable[[Request], Awaitable[Response]]:
+        async def post(request: Request) -> Response:
+            _allowed(api, request, "decide")
+            body = await _body(request, 1 << 20)
+            try:
+                given = msgspec.json.decode(body or b"{}")
+                reason = given.get("reason") or ""
+            except (msgspec.DecodeError, AttributeError):
+                raise problem(400, "send a JSON object") from None
+            if not isinstance(reason, str) or not reason.strip():
+                raise problem(400, 'say why: "reason" must be a text')
+            threshold = given.get("threshold")
+            if kind == "activate" and given.get("policy") is None and type(threshold) not in (int, float):
+                raise problem(400, 'send "threshold" (a number) or "policy" (a whole policy)')
+            who = str(given.get("who") or "api")
+            wanted = {"threshold": threshold, "policy": given.get("policy")} if kind == "activate" else {}
+            name, version = request.path_params["model"], given.get("version")
+            return json_response(await _ask(api, kind, name=name, version=version, who=who, reason=reason, **wanted))
+
+        return post
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse(page_of(api.snapshot))
+
+    routes = [
+        Route("/", page),
+        Route("/v1/predictions", receive("predictions"), methods=["POST"]),
+        Route("/v1/labels", receive("labels"), methods=["POST"]),
+        Route("/v1/state", state),
+        Route("/v1/timeline", timeline),
+        Route("/v1/models/{model}/reliability", bins),
+        Route("/v1/models/{model}/alerts", alerts),
+        Route("/v1/models/{model}/days", days),
+        Route("/v1/models/{model}/policy", policy),
+        Route("/v1/models/{model}/versions/{version}/policy", policy),
+        Route("/v1/models/{model}/activate", change("activate"), methods=["POST"]),
+        Route("/v1/models/{model}/rollback", change("rollback"), methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _error})
+
+
+def metrics_app(api: Api) -> Starlette:
+    """Return the metrics and the probes; a probe says only that the process answers, never how the models are."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(api.metrics, 200, {"Content-Type": CONTENT_TYPE})
+
+    async def ok(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/-/healthy", ok), Route("/-/ready", ok)])
+
+
+async def _ask(api: Api, command: str, **given: Any) -> Any:
+    try:
+        return await api.ask(command, **given)
+    except LookupError as e:
+        raise problem(404, str(e.args[0])) from None
+    except ValueError as e:
+        raise problem(409, str(e)) from None
+    except RuntimeError as e:
+        raise problem(503, str(e)) from None
+
+
+def _version(api: Api, request: Request) -> Version:
+    name, version = request.path_params["model"], request.query_params.get("version")
+    found = [
+        v for v in api.snapshot.versions if v.model == name and (v.version == version or (version is None and v.role == "live"))
+    ]
+    if not found:
+        raise problem(404, f"no version {version or 'that is live'} of model {name}")
+    if len(found) > 1:
+        raise problem(400, f"say which version: {', '.join(v.version for v in found)}")
+    return found[0]
+
+
+def number(e: Estimate | None) -> dict[str, Any] | None:
+    """Return an estimate as JSON: value and interval, or the reason why there is none."""
+    if e is None:
+        return None
+    return {"n": e.n, "reason": e.reason} if e.reason else {"value": e.value, "low": e.low, "high": e.high, "n": e.n}
+
+
+def state_of(s: Snapshot) -> dict[str, Any]:
+    """Return the snapshot as JSON."""
+    estimates: dict[tuple[str, str], dict[str, Any]] = {}
+    for e in s.estimates:
+        where = estimates.setdefault((e.key.model, e.key.version), {}).setdefault(e.key.slice, {})
+        where.setdefault(e.window or e.basis, {})[e.metric] = number(e)
+    return {
+        "at": None if s.at is None else iso(s.at),
+        "versions": [
+            {
+                "model": v.model,
+                "version": v.version,
+                "role": v.role,
+                "baseline": v.baseline,
+                "last_event": iso(v.last_event),
+                "waiting": v.waiting,
+                "known_so_far": v.known,
+                "waiting_days": [iso(d * DAY)[:10] for d in v.waiting_days],
+                "matured": v.matured,
+                "never_labelled": v.never_labelled,
+                "policy": v.policy and v.policy.id,
+                "threshold": v.threshold,
+                "following": dict(v.following),
+                "estimates": estimates.get((v.model, v.version), {}),
+            }
+            for v in s.versions
+        ],
+        "alerts": [
+            {
+                "model": a.model,
+                "version": a.version,
+                "rule": a.rule,
+                "severity": a.severity,
+                "state": a.state,
+                "since": iso(a.since),
+                "observed": number(a.observed),
+                "expected": number(a.expected),
+            }
+            for a in s.alerts
+        ],
+        "counters": [{"name": name, **dict(labels), "value": value} for (name, labels), value in s.counters.items()],
+    }
+
+
+def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
+    """Return the reliability diagram of a mature window, always with all its bins."""
+    form, window, name = query.get("bins", "frozen"), query.get("window", "28d"), query.get("slice", "all")
+    if form not in ("frozen", "width10"):
+        raise problem(400, f"bins must be frozen or width10, found {form!r}")
+    found = [r for (key, w), r in s.readings.items() if key[:3] == (v.model, v.version, name) and w == window]
+    if not found:
+        raise problem(
+            404, f"no mature window {window} of slice {name}; windows are 7d (all) and 28d, slices {', '.join(v.slices)}"
+        )
+    if form == "frozen" and v.edges is None:
+        raise problem(404, "there is no baseline, so no frozen bins; ask for bins=width10")
+    reading = found[0]
+    if reading.reason:
+        return {"model": v.model, "version": v.version, "slice": name, "window": window, "bins": [], "reason": reading.reason}
+    bins = reliability(reading, v.edges, form == "width10")
+    top = top_label_ece(reading)
+    return {
+        "model": v.model,
+        "version": v.version,
+        "slice": name,
+        "window": window,
+        "form": form,
+        "n": int(reading.n.sum()),
+        "bins": bins,
+        "ece_top_label": top,
+        "estimates": {
+            e.metric: number(e)
+            for e in s.estimates
+            if e.key[:3] == (v.model, v.version, name) and e.window == window and "ce" in e.metric
+        },
+    }
+
+
+_COLUMNS = ("flagged_share", "prevalence", "mean_score", "bias", "ece", "brier", "roc_auc", "recall", "precision")
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#1b1f24;background:#fff}table{border-collapse:collapse;margin:1rem 0}
+th,td{padding:.3rem .8rem;border-bottom:1px solid #d8dee4;text-align:right;white-space:nowrap}th{background:#f6f8fa}
+td:first-child,th:first-child{text-align:left}small{color:#636c76}.firing{color:#cf222e;font-weight:600}
+@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}th{background:#161b22}th,td{border-color:#30363d}}"""
+
+
+def page_of(s: Snapshot) -> str:
+    """Return the page: models, estimates and alerts as plain tables."""
+    text = html.escape
+    rows = []
+    for v in s.versions:
+        found = {e.metric: e for e in s.estimates if e.key[:3] == (v.model, v.version, "all") and e.window == "28d"}
+        cells = "".join(f"<td>{_cell(found.get(name))}</td>" for name in _COLUMNS)
+        policy = (
+            "–" if v.threshold is None else f"{v.threshold:g}" + (f"<br><small>{text(v.policy.id)}</small>" if v.policy else "")
+        )
+        name = f"{text(v.model)}<br><small>{text(v.version)}, {v.role}</small>"
+        rows.append(
+            f"<tr><td>{name}</td><td>{v.waiting:,}<br><small>{v.known:,} labelled</small></td><td>{policy}</td>{cells}</tr>"
+        )
+    head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in _COLUMNS)
+    alerts = "".join(
+        f"<tr><td class='{a.state}'>{a.state}</td><td>{text(a.model)} {text(a.version)}</td><td>{text(a.rule)}</td><td>{a.severity}</td>"
+        f"<td>{iso(a.since)}</td><td>{_cell(a.observed)}</td></tr>"
+        for a in s.alerts
+    )
+    none = "<tr><td colspan='6'>No alert is pending or firing.</td></tr>"
+    empty = f"<tr><td colspan='{len(_COLUMNS) + 3}'>No events yet.</td></tr>"
+    at = "before the first tick" if s.at is None else f"at {iso(s.at)}"
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
+<meta name="viewport" content="width=device-width"><title>Scorewatch</title><style>{_STYLE}</style></head><body><h1>Scorewatch</h1>
+<p>State {at}. Estimates are of the last 28 mature days, with their intervals.</p>
+<table><tr><th>model</th><th>waiting</th><th>threshold</th>{head}</tr>{"".join(rows) or empty}</table>
+<h2>Alerts</h2><table><tr><th>state</th><th>model</th><th>rule</th><th>severity</th><th>since</th><th>observed</th></tr>{alerts or none}</table>
+</body></html>"""
+
+
+def _cell(e: Estimate | None) -> str:
+    if e is None:
+        return "–"
+    if e.value is None:
+        return f"<small>{e.reason.replace('_', ' ')}</small>"
+    interval = "" if e.low is None or e.high is None else f"<br><small>{e.low:.3f} to {e.high:.3f}</small>"
+    return f"{e.value:.3f}{interval}"
+
+
+async def serve(apps: list[tuple[Starlette, Any]], stop: asyncio.Event) -> None:
+    """Serve each app on its bound socket until `stop` is set and the requests in progress are answered."""
+    servers = [
+        Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, ws="none", lifespan="off", timeout_graceful_shutdown=10)
+        )
+        for app, _ in apps
+    ]
+    running = [asyncio.create_task(server.serve(sockets=[sock])) for server, (_, sock) in zip(servers, apps, strict=True)]
+    await stop.wait()
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*running)

@@ -1,0 +1,450 @@
+"""The store: rows once, counts never. A row exists iff the transaction that moved the tail committed."""
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.core.events import DAY, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2
+from monitor.core.tables import GRID, LABEL, ROW, SCHEMA, Table
+from monitor.formats.ids import Hasher
+from monitor.store.index import MAX_SLOTS, Index
+from monitor.store.log import Log, StateError
+from monitor.store.ring import Ring
+
+__all__ = ["NEWS", "OLD_NEWS", "TOO_OLD", "UNKNOWN", "Full", "Span", "StateError", "Store"]
+
+FIRST_CAPACITY = 1 << 16
+VERSIONS_PER_MODEL = 16
+_MAX_CODES = 60_000
+_HITS_PER_CHECKPOINT = 1 << 20
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "ceph", "glusterfs", "afs")
+
+UNKNOWN, TOO_OLD, OLD_NEWS, NEWS = range(4)
+"""What became of a label: no such prediction, past its corrections, nothing new, stored."""
+
+HIT = np.dtype([("row", "<i8"), ("label", LABEL)])
+
+
+class Full(Exception):
+    """There is no room for these predictions; nothing of them was taken."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Where the rows of one (version, day) are: all in [first, last), n of them, `labelled` with a label."""
+
+    first: int
+    last: int
+    n: int
+    labelled: int
+
+
+class Book:
+    """A code book: names get the next code when first used, and keep it for ever."""
+
+    def __init__(self, kind: str, names: list[Any]) -> None:
+        self.kind, self.names = kind, names
+        self.code = {name: i for i, name in enumerate(names)}
+
+    def new(self, names: Sequence[Any]) -> list[Any]:
+        """Return those of `names` that have no code yet."""
+        return [name for name in names if name not in self.code]
+
+    def extend(self, names: Iterable[Any]) -> None:
+        """Give codes to new names; after their transaction committed."""
+        for name in names:
+            self.code[name] = len(self.names)
+            self.names.append(name)
+
+
+def _filesystem(path: Path) -> str:
+    """Return the type of the file system that holds the path, or nothing where the machine does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    holds = [(len(at), kind) for at, kind in mounts if path.is_relative_to(at.replace("\\040", " "))]
+    return max(holds)[1] if holds else ""
+
+
+class Store:
+    """Rows, labels, index and log of one state directory. One thread at a time; opening it twice is refused.
+
+    Raises StateError when the directory cannot be used, Full when there is no room. After any other exception from a
+    method that writes, the object must be thrown away and opened anew: what was committed is there, nothing else is.
+    Not `durable` leaves out the flushes, for states that are thrown away.
+    """
+
+    def __init__(self, folder: Path, hash_name: str = "xxh3", max_rows: int = MAX_SLOTS, durable: bool = True) -> None:
+        self.folder, self.durable = folder, durable
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise StateError(f"{folder}: {e.strerror}; make it writable or choose another `state`") from None
+        if (kind := _filesystem(folder.resolve())) in _NETWORK:
+            raise StateError(
+                f"{folder}: {kind} is a network file system, on which commits can be lost; choose a local disk for `state`"
+            )
+        if not os.access(folder, os.W_OK):
+            raise StateError(f"{folder}: not writable; make it writable or choose another `state`")
+        self.log = Log(folder / "log.db", durable)
+        try:
+            self._open(hash_name, max_rows)
+        except BaseException:
+            self.log.close()
+            raise
+
+    def _open(self, hash_name: str, max_rows: int) -> None:
+        meta = self.log.meta()
+        if not meta:
+            meta = {"schema": SCHEMA, "grid": GRID, "hash": hash_name, "key": secrets.token_bytes(16)}
+            meta |= {"generation": 0, "capacity": FIRST_CAPACITY, "head": 0, "tail": 0, "labels_tail": 0}
+            with self.log.transaction():
+                self.log.set_meta(meta)
+        for name, ours in (("schema", SCHEMA), ("grid", GRID), ("hash", hash_name)):
+            if meta[name] != ours:
+                raise StateError(
+                    f"{self.folder}: was written with {name} {meta[name]!r}, this agent uses {ours!r}; use a new `state`"
+                )
+        self.meta: dict[str, Any] = meta
+        self.max_rows = min(max_rows, MAX_SLOTS)
+        self.hasher = Hasher(meta["hash"], meta["key"])
+        self.positions = self.log.positions()
+        self.versions, self.combos, self.policies = (Book(k, self.log.codes(k)) for k in ("version", "combo", "policy"))
+        self._masks: list[U64x2] = [self.hasher.version(*name) for name in self.versions.names]
+        self.head, self.tail = int(meta["head"]), int(meta["tail"])
+        self._remove_orphans()
+        self.ring = Ring(self.folder, meta["generation"], meta["capacity"], self.durable)
+        self.ring.unlabel(max(self.head, int(meta["labels_tail"])), self.tail)
+        self._hits = 0
+        for (data,) in self.log.db.execute("select data from hits order by seq").fetchall():
+            self._apply(np.frombuffer(data, HIT))
+        self.closed = self.log.closed()
+        self.recount = self.log.recounts()
+        self.keep_from: dict[int, int] = {}
+        self.touched: set[tuple[int, int]] = set()
+        self.newest: dict[int, int] = {}
+        self.conflicts = self.overflown_combos = 0
+        self.corrections = {"0_to_1": 0, "1_to_0": 0}
+        self._reindex()
+
+    def _remove_orphans(self) -> None:
+        """Delete ring files of a growth that did not commit, or whose old files were not deleted any more."""
+        keep = {f"rows.{self.meta['generation']}.bin", f"labels.{self.meta['generation']}.bin"}
+        for path in (*self.folder.glob("rows.*.bin"), *self.folder.glob("labels.*.bin")):
+            if path.name not in keep:
+                path.unlink()
+
+    def _reindex(self) -> None:
+        """Build the index and the spans from the rows."""
+        self.index = Index(max(self.tail - self.head, FIRST_CAPACITY // 2))
+        self.spans: dict[tuple[int, int], Span] = {}
+        for number, part in self.ring.pieces(self.head, self.tail):
+            rows = self.ring.rows[part]
+            self.index.insert(np.ascontiguousarray(rows["h1"]), np.arange(part.start, part.stop, dtype=np.int64))
+            self._extend_spans(number, rows, self.ring.labels[part]["outcome"] >= 0)
+
+    def _extend_spans(self, first: int, rows: NDArray[Any], labelled: Bools | None = None) -> set[tuple[int, int]]:
+        """Note where the days of these rows are and return the days."""
+        version, day = rows["version"].astype(np.int64), rows["ts"] // DAY
+        for v in np.unique(version).tolist():
+            self.newest[v] = max(self.newest.get(v, 0), int(rows["ts"][version == v].max()))
+        key = (version << 32) | day
+        unique, inverse = np.unique(key, return_inverse=True)
+        count = np.bincount(inverse, minlength=len(unique))
+        known = np.bincount(inverse, labelled, len(unique)) if labelled is not None else np.zeros(len(unique))
+        begin = np.full(len(unique), len(rows))
+        np.minimum.at(begin, inverse, np.arange(len(rows)))
+        end = np.zeros(len(unique), np.int64)
+        np.maximum.at(end, inverse, np.arange(1, len(rows) + 1))
+        for i, k in enumerate(unique.tolist()):
+            span = self.spans.get((k >> 32, k & 0xFFFFFFFF))
+            a, b = first + int(begin[i]), first + int(end[i])
+            if span is None:
+                self.spans[k >> 32, k & 0xFFFFFFFF] = Span(a, b, int(count[i]), int(known[i]))
+            else:
+                span.first, span.last = min(span.first, a), max(span.last, b)
+                span.n, span.labelled = span.n + int(count[i]), span.labelled + int(known[i])
+        return _days_of(unique)
+
+    def _keys(self, slots: NDArray[np.uint32]) -> NDArray[Any]:
+        return self.ring.rows[slots]
+
+    def _live(self, slots: NDArray[np.uint32]) -> Bools:
+        live: Bools = (slots.astype(np.int64) - self.head) % self.ring.capacity < self.tail - self.head
+        return live
+
+    def _find(self, keys: U64x2) -> NDArray[np.int64]:
+        return self.index.find(keys, self._keys, self._live)
+
+    def versions_of(self, model: str) -> list[int]:
+        """Return the codes of the versions of a model that have rows."""
+        with_rows = {v for v, _ in self.spans}
+        return [v for v in sorted(with_rows) if self.versions.names[v][0] == model]
+
+    def full_versions(self, names: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of the names that would be one version too many for their model."""
+        refused: set[tuple[str, str]] = set()
+        fresh: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            known = self.versions.code.get(name)
+            have = self.versions_of(name[0])
+            if known is not None and known in have:
+                continue
+            new = fresh.setdefault(name[0], [])
+            if len(have) + len(new) >= VERSIONS_PER_MODEL or len(self.versions.names) >= _MAX_CODES:
+                refused.add(name)
+            else:
+                new.append(name)
+        return refused
+
+    def append(self, p: Predictions, positions: Mapping[str, str]) -> Bools:
+        """Store predictions and return which were new; on return they are on the disk.
+
+        Of several with the same id the first wins, whenever it came; others with different content are counted as
+        conflicts. `positions` are committed with the rows.
+        """
+        new_versions, new_policies = self.versions.new(p.version.names), self.policies.new(p.policy.names)
+        room = max(0, _MAX_CODES - len(self.combos.names))
+        new_combos = self.combos.new(p.combo.names)[:room]
+        masks = self._masks + [self.hasher.version(*name) for name in new_versions]
+        version = self._codes(self.versions, new_versions, p.version)
+        keys = p.ids ^ np.array(masks, np.uint64).reshape(-1, 2)[version]
+        rows = np.zeros(len(p), ROW)
+        rows["h1"], rows["h2"], rows["ts"], rows["score"] = keys[:, 0], keys[:, 1], p.ts, p.score
+        rows["version"], rows["verdict"], rows["weight"] = version, p.verdict, 1
+        rows["combo"] = self._codes(self.combos, new_combos, p.combo)
+        rows["policy"] = self._codes(self.policies, new_policies, p.policy)
+        fresh = self._fresh(rows, keys)
+        added = rows if fresh.all() else rows[fresh]
+        self._make_room(len(added))
+        if len(added):
+            self.ring.write(self.tail, added)
+        tail = self.tail + len(added)
+        late = _days_of(np.unique((added["version"].astype(np.int64) << 32) | (added["ts"] // DAY))) & self.closed.keys()
+        with self.log.transaction():
+            self.log.db.executemany("insert or ignore into recount values (?, ?)", late)
+            for book, names in ((self.versions, new_versions), (self.combos, new_combos), (self.policies, new_policies)):
+                self.log.add_codes(book.kind, len(book.names), names)
+            self.log.set_meta({"tail": tail})
+            self.log.set_positions(positions)
+        for book, names in ((self.versions, new_versions), (self.combos, new_combos), (self.policies, new_policies)):
+            book.extend(names)
+        self._masks = masks
+        self.positions.update(positions)
+        if len(added):
+            self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail))
+            self.touched |= self._extend_spans(self.tail, added)
+            self.recount |= late
+            self.tail = tail
+        return fresh
+
+    def _codes(self, book: Book, new: list[Any], column: Coded) -> NDArray[np.int64]:
+        later = {name: len(book.names) + i for i, name in enumerate(new)}
+        # A name past the bound of its book shares code 0; only segment combinations can get there.
+        lut = np.array([book.code.get(name, later.get(name, -1)) for name in column.names], np.int64)
+        if (over := lut < 0).any():
+            self.overflown_combos += int(over[column.codes].sum())
+            lut[over] = 0
+        return lut[column.codes]
+
+    def _fresh(self, rows: NDArray[Any], keys: U64x2) -> Bools:
+        """Return which rows are not stored yet, counting conflicts."""
+        fresh = np.ones(len(rows), bool)
+        first = np.unique(rows[["h1", "h2"]], return_index=True, return_inverse=True) if _repeats(keys) else None
+        if first is not None:
+            _, at, inverse = first
+            original = at[inverse.ravel()]
+            repeated = original != np.arange(len(rows))
+            fresh &= ~repeated
+            self.conflicts += _differ(rows[repeated], rows[original[repeated]])
+        slots = self._find(keys)
+        stored = slots >= 0
+        if stored.any():
+            again = stored & fresh
+            self.conflicts += _differ(rows[again], self.ring.rows[slots[again]])
+            fresh &= ~stored
+        return fresh
+
+    def _make_room(self, n: int) -> None:
+        need = self.tail - self.head + n
+        if need > self.max_rows:
+            raise Full(f"{self.tail - self.head} predictions wait and {self.max_rows} may (waiting.rows)")
+        if need > self.ring.capacity:
+            capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)
+            bigger = self.ring.grown(self.head, self.tail, capacity)
+            with self.log.transaction():
+                self.log.set_meta({"generation": bigger.generation, "capacity": capacity, "labels_tail": self.tail})
+                self.log.db.execute("delete from hits")
+            old, self.ring, self._hits = self.ring, bigger, 0
+            old.remove()
+            self._reindex()
+        elif self.index.used + n > 0.6 * len(self.index.entries):
+            self._reindex()
+
+    def label(self, labels: Labels, positions: Mapping[str, str]) -> NDArray[np.int8]:
+        """Store labels and return for each UNKNOWN, TOO_OLD, OLD_NEWS or NEWS; on return they are on the disk.
+
+        A label without version goes to every version of its model that has the id. Highest revision wins, else the
+        newest `ts`, else the later arrival. A label that changes a closed day marks it for recount.
+        """
+        became = np.full(len(labels), UNKNOWN, np.int8)
+        which, slots = [], []
+        for code, (model, version) in enumerate(labels.version.names):
+            at = np.flatnonzero(labels.version.codes == code)
+            named = [self.versions.code[model, version]] if (model, version) in self.versions.code else []
+            for v in self.versions_of(model) if version is None else named:
+                slot = self._find(labels.ids[at] ^ self._masks[v])
+                hit = at[slot >= 0]
+                slot = slot[slot >= 0]
+                kept = self.ring.rows["ts"][slot] // DAY >= self.keep_from.get(v, 0)
+                became[hit[~kept]] = np.maximum(became[hit[~kept]], TOO_OLD)
+                which.append(hit[kept])
+                slots.append(slot[kept])
+        hits = self._hits_of(labels, np.concatenate(which), np.concatenate(slots), became) if which else np.empty(0, HIT)
+        if len(hits) or positions:
+            slot = hits["row"] % self.ring.capacity
+            rows, old = self.ring.rows[slot], self.ring.labels["outcome"][slot]
+            day = (rows["version"].astype(np.int64) << 32) | (rows["ts"] // DAY)
+            changed = _days_of(np.unique(day[old != hits["label"]["outcome"]]))
+            late = changed & self.closed.keys()
+            with self.log.transaction():
+                if len(hits):
+                    self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
+                self.log.db.executemany("insert or ignore into recount values (?, ?)", late)
+                self.log.set_positions(positions)
+            self.recount |= late
+            self.touched |= changed
+            self.positions.update(positions)
+            self._count_labels(old, hits["label"]["outcome"], day)
+            self._apply(hits)
+            if self._hits > _HITS_PER_CHECKPOINT:
+                self.checkpoint()
+        return became
+
+    def _hits_of(self, labels: Labels, which: NDArray[np.int64], slots: Ints, became: NDArray[np.int8]) -> NDArray[Any]:
+        """Return the labels that win, one per row, and note in `became` which did and which said nothing new."""
+        became[which] = np.maximum(became[which], OLD_NEWS)
+        delta = np.clip((labels.ts[which] - self.ring.rows["ts"][slots]) // SECOND, -(2**31) + 1, 2**31 - 1)
+        order = np.lexsort((which, delta, labels.revision[which], slots))
+        last = np.ones(len(order), bool)
+        last[:-1] = slots[order][1:] != slots[order][:-1]
+        win = order[last]
+        which, slots, delta = which[win], slots[win], delta[win]
+        old = self.ring.labels[slots]
+        revision = labels.revision[which].astype(np.int64)
+        newer = (revision > old["revision"]) | ((revision == old["revision"]) & (delta >= old["delta"]))
+        same = (old["outcome"] == labels.label[which]) & (old["revision"] == revision) & (old["delta"] == delta)
+        keep = (old["outcome"] < 0) | (newer & ~same)
+        became[which[keep]] = NEWS
+        hits = np.zeros(int(keep.sum()), HIT)
+        at = slots[keep]
+        hits["row"] = self.head + (at - self.head) % self.ring.capacity
+        hits["label"]["outcome"] = labels.label[which[keep]]
+        hits["label"]["revision"] = revision[keep]
+        hits["label"]["delta"] = delta[keep]
+        return hits
+
+    def _count_labels(self, old: NDArray[np.int8], new: NDArray[np.int8], day: Ints) -> None:
+        self.corrections["0_to_1"] += int(((old == 0) & (new == 1)).sum())
+        self.corrections["1_to_0"] += int(((old == 1) & (new == 0)).sum())
+        for key, n in zip(*(a.tolist() for a in np.unique(day[old < 0], return_counts=True)), strict=True):
+            self.spans[key >> 32, key & 0xFFFFFFFF].labelled += n
+
+    def _apply(self, hits: NDArray[Any]) -> None:
+        live = hits[hits["row"] >= self.head]
+        self.ring.labels[live["row"] % self.ring.capacity] = live["label"]
+        self._hits += len(hits)
+
+    def checkpoint(self) -> None:
+        """Bring the label records to the disk, after which the log need not repeat them."""
+        self.ring.flush_labels()
+        with self.log.transaction():
+            self.log.set_meta({"labels_tail": self.tail})
+            self.log.db.execute("delete from hits")
+        self._hits = 0
+
+    def rows_of(self, version: int, day: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the rows (ROW) of a version and day and their labels (LABEL)."""
+        span = self.spans.get((version, day))
+        rows, labels = [np.empty(0, ROW)], [np.empty(0, LABEL)]
+        for _, part in self.ring.pieces(max(span.first, self.head), span.last) if span else ():
+            piece = self.ring.rows[part]
+            keep = (piece["version"] == version) & (piece["ts"] // DAY == day)
+            rows.append(piece[keep])
+            labels.append(self.ring.labels[part][keep])
+        return np.concatenate(rows), np.concatenate(labels)
+
+    def rows_since(self, first: int) -> Iterable[NDArray[Any]]:
+        """Yield the rows from number `first` to the tail in pieces."""
+        for _, part in self.ring.pieces(max(first, self.head), self.tail):
+            yield self.ring.rows[part]
+
+    def record(
+        self,
+        now: int,
+        days: Mapping[tuple[int, int], Mapping[str, Table]],
+        keep_from: Mapping[int, int],
+        entries: Sequence[tuple[str, str, str, dict[str, Any]]],
+        meta: Mapping[str, Any],
+    ) -> list[Entry]:
+        """Commit a tick as one transaction: final day tables, journal entries, the tick itself, and the rows that may leave.
+
+        `keep_from` says for each version from which day on its rows are still needed for corrections.
+        """
+        closed = self.closed | {k: (t["all"].n, t["all"].labelled) for k, t in days.items()}
+        head = self._new_head(closed, keep_from)
+        with self.log.transaction():
+            for (version, day), tables in days.items():
+                self.log.put_day(version, day, tables)
+            added = self.log.add_entries(now, "agent", entries)
+            self.log.set_meta({"head": head, "last_tick": now, **meta})
+        self.closed = closed
+        self.recount -= days.keys()
+        self.touched.clear()
+        self.keep_from = dict(keep_from)
+        self.meta |= {"last_tick": now, **meta}
+        if head != self.head:
+            self._leave(head)
+        return added
+
+    def _new_head(self, closed: Mapping[tuple[int, int], Any], keep_from: Mapping[int, int]) -> int:
+        """Return the first row that has to stay: rows before it are of closed days past their corrections."""
+        staying = [s.first for (v, d), s in self.spans.items() if (v, d) not in closed or d >= keep_from[v]]
+        return max(self.head, min(staying, default=self.tail))
+
+    def _leave(self, head: int) -> None:
+        self.head = head
+        for key, span in list(self.spans.items()):
+            if span.last <= head:
+                del self.spans[key]
+        stale = self.index.used - (self.tail - self.head)
+        if stale > max(FIRST_CAPACITY // 4, len(self.index.entries) // 4):
+            self._reindex()
+
+    def close(self) -> None:
+        """Checkpoint and close all files."""
+        self.checkpoint()
+        self.ring.close()
+        self.log.close()
+
+
+def _days_of(keys: Ints) -> set[tuple[int, int]]:
+    """Return the (version, day) pairs of keys version << 32 | day."""
+    return {(k >> 32, k & 0xFFFFFFFF) for k in keys.tolist()}
+
+
+def _repeats(keys: U64x2) -> bool:
+    h1 = np.sort(keys[:, 0])
+    return bool((h1[1:] == h1[:-1]).any())
+
+
+def _differ(a: NDArray[Any], b: NDArray[Any]) -> int:
+    """Return how many repeated predictions differ from the stored ones in score or time."""
+    return int(((a["score"] != b["score"]) | (a["ts"] != b["ts"])).sum())

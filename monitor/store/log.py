@@ -1,0 +1,173 @@
+"""log.db: the transaction log in SQLite. What it says, is; bytes in other files count only when a commit here says so."""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from monitor.core.events import Entry
+from monitor.core.tables import CELL, TOTALS, Table
+
+
+class StateError(Exception):
+    """The state directory cannot be used; the message says why and what to do."""
+
+
+_SCHEMA = """
+create table if not exists meta (k text primary key, v) without rowid;
+create table if not exists source (name text primary key, position text not null) without rowid;
+create table if not exists hits (seq integer primary key, data blob not null);
+create table if not exists codes (kind text, code integer, name text not null, primary key (kind, code)) without rowid;
+create table if not exists days (version integer, day integer, n integer, labelled integer, tables blob not null,
+                                 primary key (version, day)) without rowid;
+create table if not exists recount (version integer, day integer, primary key (version, day)) without rowid;
+create table if not exists journal (seq integer primary key, at integer, who text, kind text, model text, version text,
+                                    body text, previous text);
+"""
+
+
+class Log:
+    """One connection, used by one thread at a time, opened exclusively; not `durable` is for states that are thrown away."""
+
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        synchronous = "full" if durable else "off"
+        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.5)
+        try:
+            for pragma in ("locking_mode=exclusive", "journal_mode=wal", f"synchronous={synchronous}", "wal_autocheckpoint=4000"):
+                self.db.execute(f"pragma {pragma}").fetchone()
+            self.db.executescript(_SCHEMA)
+        except sqlite3.OperationalError as e:
+            self.db.close()
+            if "locked" in str(e):
+                raise StateError(
+                    f"{path.parent}: another process uses this state directory; stop it or choose another `state`"
+                ) from None
+            raise StateError(f"{path}: {e}") from None
+        except sqlite3.DatabaseError as e:
+            self.db.close()
+            raise StateError(f"{path}: not a log of Scorewatch ({e}); move it away or choose another `state`") from None
+        self.last_hash = self._hash(*last) if (last := self._last()) else ""
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction: all of it is on the disk afterwards, or nothing."""
+        last_hash = self.last_hash
+        self.db.execute("begin immediate")
+        try:
+            yield self.db
+            self.db.execute("commit")
+        except BaseException:
+            self.last_hash = last_hash
+            if self.db.in_transaction:
+                self.db.execute("rollback")
+            raise
+
+    def meta(self) -> dict[str, Any]:
+        """Return every value of meta."""
+        return dict(self.db.execute("select k, v from meta"))
+
+    def set_meta(self, values: Mapping[str, Any]) -> None:
+        """Set values of meta; inside a transaction."""
+        self.db.executemany("insert into meta values (?, ?) on conflict (k) do update set v = excluded.v", values.items())
+
+    def positions(self) -> dict[str, str]:
+        """Return how far each source was read."""
+        return dict(self.db.execute("select name, position from source"))
+
+    def set_positions(self, positions: Mapping[str, str]) -> None:
+        """Set positions of sources; inside a transaction."""
+        self.db.executemany(
+            "insert into source values (?, ?) on conflict (name) do update set position = excluded.position", positions.items()
+        )
+
+    def codes(self, kind: str) -> list[Any]:
+        """Return the code book: position is the code."""
+        rows = self.db.execute("select code, name from codes where kind = ? order by code", (kind,)).fetchall()
+        assert [code for code, _ in rows] == list(range(len(rows)))
+        return [_tuples(json.loads(name)) for _, name in rows]
+
+    def add_codes(self, kind: str, first: int, names: Iterable[Any]) -> None:
+        """Append names to a code book; inside a transaction."""
+        rows = [(kind, first + i, json.dumps(name)) for i, name in enumerate(names)]
+        self.db.executemany("insert into codes values (?, ?, ?)", rows)
+
+    def put_day(self, version: int, day: int, tables: Mapping[str, Table]) -> None:
+        """Store the final tables of a day; inside a transaction."""
+        blob = msgspec.msgpack.encode({name: t.totals.tobytes() + t.cells.tobytes() for name, t in tables.items()})
+        n, labelled = tables["all"].n, tables["all"].labelled
+        self.db.execute("insert or replace into days values (?, ?, ?, ?, ?)", (version, day, n, labelled, blob))
+        self.db.execute("delete from recount where version = ? and day = ?", (version, day))
+
+    def day(self, version: int, day: int) -> dict[str, Table]:
+        """Return the final tables of a day by slice; raise KeyError when it is not closed."""
+        row = self.db.execute("select tables from days where version = ? and day = ?", (version, day)).fetchone()
+        if row is None:
+            raise KeyError((version, day))
+        head = 3 * len(TOTALS) * 8
+        out = {}
+        for name, blob in msgspec.msgpack.decode(row[0]).items():
+            totals = np.frombuffer(blob[:head], "<f8").reshape(3, len(TOTALS))
+            out[name] = Table(np.frombuffer(blob[head:], CELL), totals)
+        return out
+
+    def closed(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Return {(version, day): (rows, labelled)} of all closed days."""
+        return {(v, d): (n, k) for v, d, n, k in self.db.execute("select version, day, n, labelled from days")}
+
+    def recounts(self) -> set[tuple[int, int]]:
+        """Return the closed days that have to be counted again."""
+        return set(self.db.execute("select version, day from recount"))
+
+    def _last(self) -> Entry | None:
+        row = self.db.execute("select * from journal order by seq desc limit 1").fetchone()
+        return None if row is None else _entry(row)
+
+    @staticmethod
+    def _hash(seq: int, at: int, who: str, kind: str, model: str, version: str, body: dict[str, Any], previous: str) -> str:
+        text = json.dumps([seq, at, who, kind, model, version, body, previous], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def add_entries(self, at: int, who: str, entries: Iterable[tuple[str, str, str, dict[str, Any]]]) -> list[Entry]:
+        """Append (kind, model, version, body) to the journal and return the entries; inside a transaction."""
+        seq = self.db.execute("select coalesce(max(seq), 0) from journal").fetchone()[0]
+        added = []
+        for kind, model, version, body in entries:
+            seq += 1
+            entry = Entry(seq, at, who, kind, model, version, body, self.last_hash)
+            self.db.execute("insert into journal values (?, ?, ?, ?, ?, ?, ?, ?)", (*entry[:6], json.dumps(body), self.last_hash))
+            self.last_hash = self._hash(*entry)
+            added.append(entry)
+        return added
+
+    def journal(self) -> list[Entry]:
+        """Return all entries, oldest first."""
+        return [_entry(row) for row in self.db.execute("select * from journal order by seq")]
+
+    def broken_link(self) -> int | None:
+        """Return the number of the first journal entry whose link to the entry before does not hold, or None."""
+        previous = ""
+        for entry in self.journal():
+            if entry.previous != previous:
+                return entry.seq
+            previous = self._hash(*entry)
+        return None
+
+    def close(self) -> None:
+        """Close the database."""
+        self.db.close()
+
+
+def _entry(row: Any) -> Entry:
+    seq, at, who, kind, model, version, body, previous = row
+    return Entry(seq, at, who, kind, model, version, json.loads(body), previous)
+
+
+def _tuples(value: Any) -> Any:
+    """Return JSON lists as tuples, which can be keys."""
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,135 @@
+"""The policies folder: one immutable file per policy, and current.json, the only statement of what is served."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from monitor.core.policy import IDENTITY, Limit, Policy, from_json
+from monitor.core.tables import next_edge
+
+
+class PolicyError(Exception):
+    """A policy cannot be read, written or served; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What current.json says: which policy is served, who said so, why, and when (ms since 1970)."""
+
+    policy: str
+    who: str
+    reason: str
+    at: int
+
+
+def checksum(policy: Policy) -> str:
+    """Return the SHA-256 of the policy's content."""
+    return "sha256:" + hashlib.sha256(policy.content().encode()).hexdigest()
+
+
+class Policies:
+    """The policies of one model: <folder>/<version>/<id>.json and <folder>/<version>/current.json.
+
+    Writers hold a lock file, so the agent and a person's command never write at the same time. Raises PolicyError.
+    """
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder, self.model = folder, model
+
+    def of(self, version: str) -> Path:
+        """Return the folder of a version; any name is safe as a folder name."""
+        name = quote(version, safe="")
+        return self.folder / (name.replace(".", "%2E") if set(name) == {"."} else name)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder's lock file."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = (self.folder / ".lock").open("w")
+        except OSError as e:
+            raise PolicyError(f"{self.folder}: {e.strerror}") from None
+        with handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def current(self, version: str) -> Pointer | None:
+        """Return what is served, None when nothing is."""
+        path = self.of(version) / "current.json"
+        try:
+            return Pointer(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, TypeError, ValueError) as e:
+            raise PolicyError(f"{path}: not {{policy, who, reason, at}}: {e}") from None
+
+    def read(self, version: str, name: str) -> Policy:
+        """Return a policy; its checksum, model and version must hold."""
+        path = self.of(version) / f"{quote(name, safe='')}.json"
+        try:
+            policy = from_json(path.read_text())
+        except FileNotFoundError:
+            raise PolicyError(f"{path}: no such policy") from None
+        except (OSError, ValueError) as e:
+            raise PolicyError(f"{path}: {e}") from None
+        if checksum(policy) != policy.checksum:
+            raise PolicyError(f"{path}: its checksum does not hold; policies never change, activate a new one instead")
+        if (policy.model, policy.version, policy.id) != (self.model, version, name):
+            raise PolicyError(f"{path}: is policy {policy.id} of {policy.model} {policy.version}")
+        return policy
+
+    def ids(self, version: str) -> list[str]:
+        """Return the ids of all policies of a version, oldest first."""
+        names = [p.stem for p in self.of(version).glob("*.json") if p.stem != "current"]
+        return sorted(names, key=lambda name: [int(part) for part in name.split("-")] if name.replace("-", "").isdigit() else [])
+
+    def create(self, version: str, threshold: float, at: int, provenance: dict[str, object]) -> Policy:
+        """Write the next policy and return it; the threshold moves up to the next grid edge. Hold the lock.
+
+        Ids are `epoch-number`: the epoch is when this folder got its first policy, so a lost folder never reuses one.
+        """
+        ids = self.ids(version)
+        epoch, number = (ids[-1].split("-")[0], int(ids[-1].split("-")[1]) + 1) if ids else (str(at // 1000), 1)
+        undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
+        policy = Policy(f"{epoch}-{number}", self.model, version, {"all": next_edge(threshold)}, IDENTITY, undo, provenance)
+        return self.add(replace(policy, checksum=checksum(policy)))
+
+    def add(self, policy: Policy) -> Policy:
+        """Write a policy whose checksum is set. Hold the lock."""
+        path = self.of(policy.version) / f"{quote(policy.id, safe='')}.json"
+        if path.exists():
+            raise PolicyError(f"{path}: exists; policies never change")
+        self._write(path, policy.to_json())
+        return policy
+
+    def point(self, version: str, pointer: Pointer) -> None:
+        """Make a policy current, atomically. Hold the lock."""
+        text = (
+            json.dumps({"policy": pointer.policy, "who": pointer.who, "reason": pointer.reason, "at": pointer.at}, indent=2)
+            + "\n"
+        )
+        self._write(self.of(version) / "current.json", text)
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a whole file or nothing: new file, flush, rename, flush of the folder."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_name(path.name + ".new")
+            with fresh.open("w") as f:
+                f.write(text)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(fresh, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            raise PolicyError(f"{path}: {e.strerror}") from None

@@ -1,0 +1,57 @@
+"""What happened, one line each: months or days with their estimates, alerts, decisions, policy changes."""
+
+from typing import Any
+
+_SHOWN = (
+    ("prevalence", "late"),
+    ("mean_score", "score"),
+    ("ece_width10", "ece"),
+    ("brier", "brier"),
+    ("log_loss", "log loss"),
+    ("roc_auc", "auc"),
+)
+_WIDTH = 9
+
+HEADER = f"{'':<10} {'n':>8} " + " ".join(
+    f"{name:>{_WIDTH}}" for name in ("prevalence", "score", "ece", "brier", "log loss", "auc")
+)
+
+
+def line(item: dict[str, Any], color: bool = False) -> str:
+    """Return a timeline item for people."""
+    kind = item["kind"]
+    if kind in ("month", "day"):
+        return _estimates(item, item[kind])
+    text = _text(item)
+    if color and kind == "alert":
+        return f"\033[{'31' if item['state'] == 'firing' else '32'}m{text}\033[0m"
+    return f"\033[36m{text}\033[0m" if color else text
+
+
+def _estimates(item: dict[str, Any], name: str) -> str:
+    cells = []
+    for metric, _ in _SHOWN:
+        value = item["estimates"].get(metric, {}).get("value")
+        cells.append(f"{'–':>{_WIDTH}}" if value is None else f"{value:>{_WIDTH}.4f}")
+    return f"{name:<10} {item['n']:>8,} " + " ".join(cells)
+
+
+def _text(item: dict[str, Any]) -> str:
+    at, kind = item["at"][:16].replace("T", " "), item["kind"]
+    who = f"{item['model']} {item['version']}"
+    if kind == "alert":
+        observed, expected = item.get("observed"), item.get("expected")
+        seen = ""
+        if observed and observed.get("value") is not None:
+            low = observed.get("low")
+            seen = f": observed {observed['value']:.3f}" + ("" if low in (None, observed["value"]) else f" (at least {low:.3f})")
+            if expected and expected.get("value") is not None:
+                seen += f", promised {expected['value']:.3f}"
+        reason = f" ({item['reason'].replace('_', ' ')})" if item.get("reason") else ""
+        mark = "▲" if item["state"] == "firing" else "▽"
+        return f"  {mark} {at}  {who} {item['rule']} {item['state']}{reason}{seen}"
+    if kind == "decision":
+        verdict = f"go back to policy {item['policy']}" if item["allowed"] else "no action"
+        return f"  ● {at}  {who} {item['rule']}: {verdict} ({item['reason'].replace('_', ' ')})"
+    verb = "rolled back to" if kind == "rolled_back" else "activated"
+    return f"  ◆ {at}  {who} {verb} policy {item['policy']} by {item['who']}: {item['reason']}"

@@ -1,0 +1,116 @@
+"""Counts of decisions against the worked examples and scikit-learn."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
+
+from monitor.core.events import ABSTAIN, BLOCK, FLAG, NONE, PASS, REVIEW
+from monitor.core.intervals import wilson
+from monitor.core.metrics import confusion as c
+from monitor.core.readings import Reading, known, scored
+
+
+def _counts(tp, fp, fn, tn):
+    """Return a reading of two cells, one flagged, whose counts may be fractions."""
+    neg, pos = np.array([tn, fp], float), np.array([fn, tp], float)
+    verdict = np.array([PASS, FLAG], np.uint8)
+    return Reading("known", np.array([9, 99]), verdict, neg + pos, np.array([0.1, 0.9]), neg, pos, (0.0, 0.0), 0.0)
+
+
+def test_metrics_article_ex1(table, vector):
+    """The article's six cases at .5 give its counts, precision, recall and F1."""
+    inputs, expected = vector("metrics_article_ex1")
+    r = known(table(inputs["probs"], inputs["labels"], inputs["threshold"]))
+    assert c.confusion(r) == tuple(expected[k] for k in ("tp", "fp", "fn", "tn"))
+    for name in ("precision", "recall", "f1"):
+        assert getattr(c, name)(r).value == pytest.approx(expected[name], abs=1e-9)
+
+
+def test_assessment_lecture_majority(vector):
+    """A model that flags nobody is 95 % accurate, has recall and F1 of 0 and no precision at all."""
+    inputs, expected = vector("assessment_lecture_majority")
+    r = _counts(**inputs)
+    assert c.precision(r) == "no_flagged"
+    assert expected["precision"] is None
+    for name in ("accuracy", "recall", "f1"):
+        assert getattr(c, name)(r).value == pytest.approx(expected[name], abs=1e-12)
+    assert c.recall(r).low == 0 < c.recall(r).high
+
+
+def test_assessment_lecture_screening(vector):
+    """Precision falls with prevalence while recall and false-positive rate stay."""
+    inputs, expected = vector("assessment_lecture_screening")
+    for pi, want in zip(inputs["prevalences"], expected["precision"], strict=True):
+        tp, fp = 1_000 * pi * inputs["tpr"], 1_000 * (1 - pi) * inputs["fpr"]
+        r = _counts(tp, fp, 1_000 * pi - tp, 1_000 * (1 - pi) - fp)
+        assert c.precision(r).value == pytest.approx(want, abs=1e-9)
+        assert (c.recall(r).value, c.fpr(r).value) == pytest.approx((inputs["tpr"], inputs["fpr"]))
+
+
+@pytest.mark.parametrize("threshold", [0.54, 0.505])
+def test_assessment_lecture_fawcett20(table, vector, threshold):
+    """Accuracy, recall and false-positive rate of the lecture's twenty cases at two thresholds."""
+    inputs, expected = vector("assessment_lecture_fawcett20")
+    r = known(table(inputs["scores"], inputs["labels"], threshold))
+    name = str(threshold).replace(".", "_")
+    assert c.accuracy(r).value == pytest.approx(expected[f"acc_at_{name}"])
+    assert (c.recall(r).value, c.fpr(r).value) == pytest.approx(expected[f"tpr_fpr_at_{name}"])
+
+
+def test_agrees_with_scikit_learn(table):
+    """Counts and shares are those of scikit-learn; the counts sum to the rows."""
+    rng = np.random.default_rng(2)
+    score = rng.beta(1, 3, 3_000)
+    y = rng.random(3_000) < score
+    said = score >= 0.35
+    r = known(table(score, y, 0.35))
+    tn, fp, fn, tp = confusion_matrix(y, said).ravel().tolist()
+    assert c.confusion(r) == (tp, fp, fn, tn)
+    assert tp + fp + fn + tn == 3_000
+    oracles = {"recall": recall_score, "precision": precision_score, "f1": f1_score, "accuracy": accuracy_score}
+    for name, oracle in oracles.items():
+        assert getattr(c, name)(r).value == pytest.approx(oracle(y, said), rel=1e-12)
+    assert c.flagged_share(r) == c.flagged_share(scored(table(score, None, 0.35)))
+    assert c.flagged_share(r).value == pytest.approx(said.mean())
+
+
+def test_intervals_are_wilsons_of_their_own_rows():
+    """Each share counts the rows it is a share of, and its interval is theirs."""
+    r = _counts(tp=30, fp=10, fn=20, tn=140)
+    assert c.recall(r) == (0.6, *wilson(30, 50), 50)
+    assert c.precision(r) == (0.75, *wilson(30, 40), 40)
+    assert c.fpr(r) == (10 / 150, *wilson(10, 150), 150)
+    assert c.accuracy(r) == (0.85, *wilson(170, 200), 200)
+    assert c.flagged_share(r) == (0.2, *wilson(40, 200), 200)
+
+
+def test_f1_interval_is_carried_over():
+    """The ends of F1 are 2j/(1+j) of the ends of tp/(tp+fp+fn)."""
+    r = _counts(tp=30, fp=10, fn=20, tn=140)
+    low, high = wilson(30, 60)
+    assert c.f1(r) == pytest.approx((60 / 90, 2 * low / (1 + low), 2 * high / (1 + high), 60))
+
+
+def test_undefined_is_a_reason():
+    """Where a denominator is empty there is a reason instead of a number."""
+    assert c.recall(_counts(0, 5, 0, 5)) == c.f1(_counts(0, 5, 0, 5)) == "no_positives"
+    assert c.precision(_counts(0, 0, 5, 5)) == "no_flagged"
+    assert c.fpr(_counts(5, 0, 5, 0)) == "no_negatives"
+
+
+def test_verdicts(table):
+    """Flag, review and block are flagged, pass and abstain are not, and rows nobody decided about do not count."""
+    r = known(table([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [1] * 6, verdicts=[PASS, FLAG, REVIEW, ABSTAIN, BLOCK, NONE]))
+    assert c.confusion(r) == (3, 0, 2, 0)
+    assert c.recall(r).n == c.flagged_share(r).n == 5
+
+
+@given(*[st.integers(0, 50)] * 4)
+def test_f1_is_the_harmonic_mean(tp, fp, fn, tn):
+    """F1 is the harmonic mean of precision and recall wherever both are defined."""
+    r = _counts(tp, fp, fn, tn)
+    p, q = c.precision(r), c.recall(r)
+    if not isinstance(p, str) and not isinstance(q, str) and tp:
+        assert c.f1(r).value == pytest.approx(2 * p.value * q.value / (p.value + q.value))

@@ -1,0 +1,162 @@
+"""Which metrics a reading has, which it has not, and why."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.core.days import Key
+from monitor.core.events import FLAG, NONE, PASS
+from monitor.core.metrics import METRICS, Estimate, measure
+from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.readings import known, mature, scored
+from monitor.core.reasons import UNDEFINED
+from monitor.core.tables import EMPTY
+
+KEY = Key("m", "1", "all", 20_000)
+SCORED = ["flagged_share", "mean_score", "psi", "psi_null"]
+DECIDED = {"flagged_share", "recall", "precision", "f1", "fpr", "accuracy"}
+BASELINED = {"psi", "psi_null", "ece", "mce", "ece_noise_floor"}
+
+
+def _mixed(table, n=500, threshold=0.5):
+    rng = np.random.default_rng(6)
+    score = rng.beta(1, 2, n)
+    return table(score, rng.random(n) < score, threshold)
+
+
+def _reasons(estimates):
+    return {e.metric: e.reason for e in estimates}
+
+
+def test_everything_is_defined(table):
+    """With outcomes, verdicts and a baseline every metric has a value, in the order of METRICS."""
+    t = _mixed(table)
+    found = measure(mature(t, "unknown"), KEY, "28d", calibration_edges(scored(t)), scored(t))
+    assert [e.metric for e in found] == list(METRICS)
+    assert all(e.reason == "" and (e.key, e.window, e.basis) == (KEY, "28d", "mature") for e in found)
+
+
+def test_scored_has_no_outcome_metrics(table):
+    """The basis scored has only the metrics that need no outcomes."""
+    t = _mixed(table)
+    assert [e.metric for e in measure(scored(t), KEY, "24h", calibration_edges(scored(t)), scored(t))] == SCORED
+
+
+def test_names_restrict(table):
+    """Only the named metrics are measured, with the values they have anyway."""
+    r = known(_mixed(table))
+    some = measure(r, KEY, "7d", names={"recall", "ece"})
+    assert some == tuple(e for e in measure(r, KEY, "7d") if e.metric in {"recall", "ece"})
+    assert [e.metric for e in some] == ["ece", "recall"]
+
+
+def test_no_baseline(table):
+    """Without a baseline the metrics on its edges or scores say so and all others are there."""
+    found = _reasons(measure(known(_mixed(table)), KEY, "7d"))
+    assert found == {name: "no_baseline" if name in BASELINED else "" for name in METRICS}
+    empty = measure(known(_mixed(table)), KEY, "7d", np.zeros(1, np.int64), scored(EMPTY), names={"psi", "psi_null"})
+    assert {e.reason for e in empty} == {"no_baseline"}
+
+
+def test_no_threshold(table):
+    """Without verdicts the metrics of decisions say so and all others are there."""
+    t = _mixed(table, threshold=None)
+    found = _reasons(measure(known(t), KEY, "7d", calibration_edges(scored(t)), scored(t)))
+    assert found == {name: "no_threshold" if name in DECIDED else "" for name in METRICS}
+
+
+def test_d05_one_class(table):
+    """With no positive, area, recall and F1 are undefined with a reason, the rest is right, and the next window recovers."""
+    score = np.full(500, 0.25)
+    r = known(table(score, np.zeros(500), 0.5))
+    found = {e.metric: e for e in measure(r, KEY, "7d")}
+    assert {name: e.reason for name, e in found.items() if e.reason and name not in BASELINED} == {
+        "roc_auc": "one_class",
+        "recall": "no_positives",
+        "f1": "no_positives",
+        "precision": "no_flagged",
+    }
+    assert found["roc_auc"] == Estimate("roc_auc", KEY, "7d", "known", None, None, None, 500, "one_class")
+    assert found["ece_width10"].value == pytest.approx(0.25)
+    assert found["brier"].value == pytest.approx(0.0625)
+    assert found["log_loss"].value == pytest.approx(-math.log(0.75))
+    mixed = known(table(score, np.zeros(500), 0.5) + _mixed(table))
+    assert {e.reason for e in measure(mixed, KEY, "7d") if e.metric not in BASELINED} == {""}
+
+
+def test_d15_degenerate(table):
+    """Scores that are all 1 keep their calibration error, and the log loss says that they are degenerate."""
+    found = {e.metric: e for e in measure(known(table(np.ones(1_000), np.arange(1_000) < 700)), KEY, "7d")}
+    assert found["ece_width10"].value == pytest.approx(0.3)
+    assert (found["log_loss"].value, found["log_loss"].reason) == (None, "degenerate")
+
+
+@pytest.mark.parametrize(
+    ("reading", "reason"),
+    [(scored(EMPTY), "no_events"), (known(EMPTY), "no_events"), (mature(EMPTY, "negative"), "no_mature_days")],
+)
+def test_nothing_to_read(reading, reason):
+    """An empty reading gives its reason for every metric and n = 0."""
+    assert {(e.value, e.n, e.reason) for e in measure(reading, KEY, "28d")} == {(None, 0, reason)}
+
+
+def test_no_labels(table):
+    """Events without labels give no_labels for every metric of outcomes."""
+    assert set(_reasons(measure(known(table([0.2, 0.4])), KEY, "28d")).values()) == {"no_labels"}
+
+
+def test_unidentified(table):
+    """Too few labels take away every metric of outcomes; what the labelled rows score is still said."""
+    t = table(np.linspace(0, 1, 10), [0, 1, 0, 1, 1] + [-1] * 5, 0.5)
+    found = _reasons(measure(mature(t, "unknown"), KEY, "28d", calibration_edges(scored(t)), scored(t)))
+    assert found == {name: "unidentified" if METRICS[name].outcomes else "" for name in METRICS}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])),
+            st.sampled_from([-1, 0, 1]),
+            st.sampled_from([PASS, FLAG, NONE]),
+        ),
+        max_size=40,
+    )
+)
+def test_a_value_or_a_reason(table, events):
+    """Whatever the rows, each estimate has a finite value inside its interval or else a known reason; never NaN."""
+    scores, outcomes, verdicts = zip(*events, strict=True) if events else ((), (), ())
+    t = table(np.array(scores, float), np.array(outcomes, np.int8), verdicts=np.array(verdicts, np.uint8))
+    for r in (scored(t), known(t), mature(t, "negative"), mature(t, "unknown")):
+        for e in measure(r, KEY, "28d", calibration_edges(scored(t)), scored(t)):
+            if e.value is None:
+                assert e.reason in UNDEFINED
+                assert e.low is e.high is None
+            else:
+                assert not e.reason
+                assert math.isfinite(e.value)
+                assert type(e.value) is float
+                assert e.n > 0
+                assert (e.low is None) is (e.high is None)
+                if e.low is not None:
+                    assert e.low - 1e-9 <= e.value <= e.high + 1e-9
+
+
+def test_reasons_and_helps():
+    """Every metric has one sentence of help; the model-implied prevalence and the kind of ECE are named."""
+    assert all(m.help.endswith(".") and "\n" not in m.help for m in METRICS.values())
+    assert "not the prevalence" in METRICS["mean_score"].help
+    assert "P(positive)" in METRICS["ece_width10"].help
+    assert {name for name, m in METRICS.items() if m.decided} == DECIDED
+    assert {name for name, m in METRICS.items() if m.edges or m.reference} == BASELINED
+    assert [name for name, m in METRICS.items() if not m.outcomes] == SCORED
+
+
+def test_estimates_are_frozen(table):
+    """An estimate cannot be changed after it was made."""
+    estimate = measure(known(_mixed(table)), KEY, "7d")[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        estimate.value = 0.0

@@ -1,0 +1,772 @@
+"""Configuration: what a file means, and what each mistake in it is answered with."""
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from monitor import config
+from monitor.config import (
+    NAME,
+    Address,
+    Config,
+    ConfigError,
+    FileSource,
+    HttpSource,
+    Labels,
+    Model,
+    Tokens,
+    describe,
+    load,
+    parse,
+)
+from monitor.core.events import DAY, HOUR, MINUTE, SECOND
+from monitor.core.metrics import METRICS
+from monitor.core.policy import Limit
+from monitor.core.rules import SHIPPED, Rule
+
+BASE = Path("/base")
+SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
+NAMES = ", ".join(METRICS) + " or policy_volume"
+RULE_KEYS = "metric, basis, window, fires, resolves, min_n, hold, severity or action"
+MODEL_KEYS = "versions, baseline, policies, segments, threshold, mode, labels, idle_after or rules"
+LONG = "write a duration such as 15s, 12h or 7d, at most 3650d"
+A_NAME = 'write a name of 1 to 128 characters without control characters, " and \\'
+ADDRESS = "write host:port such as 127.0.0.1:8480 or [::1]:8480"
+RECALL = "metric: recall, fires: {below: 0.7}, resolves: {above: 0.75}"
+
+
+def read(text: str) -> Config:
+    """Return the configuration of a text."""
+    return parse(text, "f.yaml", BASE)
+
+
+def model(body: str) -> Model:
+    """Return the model that the body of a flow mapping describes."""
+    return read(f"models: {{m: {{{body}}}}}").models["m"]
+
+
+def rule(body: str) -> Rule:
+    """Return the rule of one model that a text such as `name: {…}` describes."""
+    (found,) = [r for r in model(f"rules: {{{body}}}").rules if r.name == body.split(":")[0]]
+    return found
+
+
+def errors(text: str) -> str:
+    """Return the message that a text is refused with."""
+    with pytest.raises(ConfigError) as e:
+        read(text)
+    return str(e.value)
+
+
+TOP = [
+    ("", "models: found nothing; write at least one model such as fraud: {}"),
+    ("[]", "found a list; write a mapping such as models: {fraud: {}}"),
+    ("models:", "models: found no model; write at least one model such as fraud: {}"),
+    ("models: [a]", "models: found a list; write at least one model such as fraud: {}"),
+    ("modles: {a: }\nmodels: {a: }", "modles: found an unknown key; did you mean models?"),
+    (
+        "zzz: 1\nmodels: {a: }",
+        "zzz: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, defaults, models, hash or waiting",
+    ),
+    ("3: 1\nmodels: {a: }", "3: found 3 as a key; put it in quotes"),
+    ("~: 1\nmodels: {a: }", "null: found nothing as a key; put it in quotes"),
+    ("features: []\nmodels: {a: }", "features: found a list; not available in this version, leave it out"),
+    ("detectors: 1\nmodels: {a: }", "detectors: found 1; not available in this version, leave it out"),
+    ("<<: {clock: wall}\nmodels: {a: }", ("'<<': found an unknown key; write state, api, metrics, clock, tick, sources, tokens, "
+     "defaults, models, hash or waiting")),
+    ("models: {404: }", "models.404: found 404 as a key; put it in quotes"),
+    ('models: {"a\\tb": }', f"models.'a\\tb': found 'a\\tb'; {A_NAME}"),
+    ("models: {a: 5}", f"models.a: found 5; write {{}} or a mapping with the keys {MODEL_KEYS}"),
+]  # fmt: skip
+
+SETTINGS = [
+    ("state: 5", "state: found 5; write a path"),
+    ("state: ''", "state: found ''; write a path"),
+    ('state: "a\\0"', "state: found 'a\\x00'; write a path"),
+    ("api: 8480", f"api: found 8480; {ADDRESS}"),
+    ("api: :8480", f"api: found ':8480'; {ADDRESS}"),
+    ("api: localhost:65536", f"api: found 'localhost:65536'; {ADDRESS}"),
+    ("api: '[::g]:1'", f"api: found '[::g]:1'; {ADDRESS}"),
+    ("api: '[::1:2:3:4:5:6:7:8]:1'", f"api: found '[::1:2:3:4:5:6:7:8]:1'; {ADDRESS}"),
+    ("metrics: 256.0.0.1:9480", f"metrics: found '256.0.0.1:9480'; {ADDRESS}"),
+    (
+        "api: 0.0.0.0:8480",
+        (
+            "api: found '0.0.0.0:8480', which other machines reach, without tokens.ingest and tokens.decide; "
+            "set tokens.ingest and tokens.decide or listen on 127.0.0.1"
+        ),
+    ),
+    (
+        "api: host:8480\ntokens: {ingest: a}",
+        (
+            "api: found 'host:8480', which other machines reach, without tokens.decide; "
+            "set tokens.ingest and tokens.decide or listen on 127.0.0.1"
+        ),
+    ),
+    (
+        "api: host:8480\ntokens: {ingest: '', decide: a}",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+    ),
+    ("clock: utc", "clock: found 'utc'; write wall or events"),
+    ("tick: 15", "tick: found 15; write 15s if seconds are meant, else a duration such as 12h or 7d"),
+    ("tick: soon", f"tick: found 'soon'; {LONG}"),
+    ("tick: true", f"tick: found true; {LONG}"),
+    ("tick: 0s", "tick: found '0s'; write a duration longer than 0s"),
+    ("tick: 3651d", f"tick: found '3651d'; {LONG}"),
+    ("clock: events\ntick: 7h", "tick: found '7h', which does not divide a day; write one that does, such as 1h"),
+    ("hash: md5", "hash: found 'md5'; write xxh3 or blake2b"),
+    ("waiting: 20M", "waiting: found '20M'; write a mapping with the keys rows"),
+    ("waiting: {rows: 61M}", "waiting.rows: found '61M'; write a whole number such as 20M, from 1 to 60000000"),
+    ("waiting: {rows: 0}", "waiting.rows: found 0; write a whole number such as 20M, from 1 to 60000000"),
+    ("waiting: {rows: 1.5}", "waiting.rows: found 1.5; write a whole number such as 20M, from 1 to 60000000"),
+    ("waiting: {rows: true}", "waiting.rows: found true; write a whole number such as 20M, from 1 to 60000000"),
+    ("sources: []", "sources: found a list; write a list with at least one source, such as - http: {}"),
+    ("sources: [http]", "sources[0]: found 'http'; write one source such as http: {} or file: {path: events.ndjson}"),
+    ("sources: [{kafka: {}}]", "sources[0]: found the source kafka; not available in this version, write http or file"),
+    ("sources: [{htpp: {}}]", "sources[0]: found the unknown source 'htpp'; did you mean http?"),
+    ("sources: [{http: }, {http: }]", "sources: found the source http more than once; write it once, there is one api"),
+    ("sources: [{http: 5}]", "sources[0].http: found 5; write a mapping with the keys max_body or queue"),
+    (
+        "sources: [{http: {max_body: 2GiB}}]",
+        "sources[0].http.max_body: found '2GiB'; write a whole number such as 1048576 or 32MB, from 1 to 1073741824",
+    ),
+    (
+        "sources: [{http: {queue: lots}}]",
+        "sources[0].http.queue: found 'lots'; write a whole number such as 500 or 20k, from 1 to 1000000000",
+    ),
+    ("sources: [{file: }]", "sources[0].file: found no path; write at least {path: FILE}"),
+    ("sources: [{file: {path: 1}}]", "sources[0].file.path: found 1; write a path"),
+    (
+        "sources: [{file: {path: a.txt.gz}}]",
+        "sources[0].file: found a path whose suffix says no format, '/base/a.txt.gz'; write format: ndjson or csv",
+    ),
+    ("sources: [{file: {path: a.csv, format: xml}}]", "sources[0].file.format: found 'xml'; write ndjson or csv"),
+    ("sources: [{file: {path: a.csv, kind: score}}]", "sources[0].file.kind: found 'score'; write events, predictions or labels"),
+    ("sources: [{file: {path: a.csv, follow: no}}]", "sources[0].file.follow: found 'no'; write true or false"),
+    (
+        "sources: [{file: {path: a.csv, follow: false}}]",
+        "sources[0].file.path: found '/base/a.csv', which is no file; write the path of a file or follow: true to wait for it",
+    ),
+    ("tokens: secret", "tokens: found a value that is no mapping; write a mapping with the keys ingest or decide"),
+    ("tokens: {ingest: 12}", "tokens.ingest: found a value that is no string; write the token in quotes, or env:NAME"),
+    ("tokens: {ingst: a}", "tokens.ingst: found an unknown key; did you mean ingest?"),
+    (
+        "tokens: {ingest: 'se cret'}",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+    ),
+    (
+        "tokens: {ingest: 'env:'}",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+    ),
+    (
+        "tokens: {ingest: '***'}",
+        "tokens.ingest: found '***', which only hides a token; write the token itself or env:NAME",
+    ),
+    (
+        "tokens: {decide: env:NOT_SET}",
+        "tokens.decide: found 'env:NOT_SET', which is not set; set the environment variable NOT_SET",
+    ),
+    ("defaults: {mode: propose}", "defaults.mode: found 'propose'; not available yet, write off or auto"),
+    ("defaults: {mode: false}", "defaults.mode: found false; write off or auto"),
+    ("defaults: {segments: [a]}", "defaults.segments: found an unknown key; write mode, labels, idle_after or rules"),
+    (
+        "defaults: {false_alarms_per_year: {critical: 0.25}}",
+        "defaults.false_alarms_per_year: found a mapping; not available in this version, leave it out",
+    ),
+]
+
+MODELS = [
+    ("baselin: x", "baselin: found an unknown key; did you mean baseline?"),
+    ("review: {per_day: 200}", "review: found a mapping; not available in this version, leave it out"),
+    ("inherit: v7", "inherit: found 'v7'; not available in this version, leave it out"),
+    ("features: {}", "features: found a mapping; not available in this version, leave it out"),
+    ("waiting: {rows: 1M}", "waiting: found a mapping; write waiting at the top of the file, it is for all models together"),
+    ("versions: [v8]", "versions: found a list; write a mapping such as {v8: shadow}"),
+    ("versions: {v8: shade}", "versions.v8: found 'shade'; write live, canary or shadow"),
+    ("versions: {8: shadow}", "versions.8: found 8 as a key; put it in quotes"),
+    (
+        "versions: {'': shadow}",
+        f"versions.'': found ''; {A_NAME}",
+    ),
+    (
+        "baseline: b.json",
+        (
+            "baseline: found '/base/b.json', which is no file; "
+            "write the path of a file made by `scorewatch baseline build`, or leave it out"
+        ),
+    ),
+    ("policies: 1", "policies: found 1; write a path"),
+    ("segments: country", "segments: found 'country'; write a list such as [country, channel]"),
+    ("segments: [a, 1]", "segments[1]: found 1; write a name; put it in quotes if it looks like a number"),
+    ("segments: [a, b, a]", "segments: found 'a' more than once; write each segment once"),
+    ("labels: 30d", "labels: found '30d'; write a mapping with the keys horizon, missing or corrections"),
+    ("labels: {horizon: never}", "labels.horizon: found 'never'; not available yet, write a duration such as 12h or 90d"),
+    ("labels: {horizon: soon}", f"labels.horizon: found 'soon'; {LONG}"),
+    ("labels: {missing: positive}", "labels.missing: found 'positive'; write negative or unknown"),
+    ("labels: {verdicts: {}}", "labels.verdicts: found a mapping; not available in this version, leave it out"),
+    ("threshold: 1.5", "threshold: found 1.5; write a number from 0 to 1"),
+    ("threshold: .nan", "threshold: found nan; write a number"),
+    ("threshold: half", "threshold: found 'half'; write a number"),
+    ("threshold: {cost: {missed: 10}}", "threshold: found a mapping; not available in this version, write a number from 0 to 1"),
+    ("mode: on", "mode: found 'on'; write off or auto"),
+    ("idle_after: 0h", "idle_after: found '0h'; write a duration longer than 0s"),
+]
+
+RULES = [
+    ("rules: off", "rules: found 'off'; write a mapping such as {calibration: off}"),
+    ("rules: {calibratoin: off}", "rules.calibratoin: found 'off' for an unknown rule; did you mean calibration?"),
+    ("rules: {calibration: false}", f"rules.calibration: found false; write off or a mapping with the keys {RULE_KEYS}"),
+    (
+        "rules: {x: {}}",
+        "rules.x: found a new rule without metric, fires and resolves; write them, too",
+    ),
+    (
+        "rules: {calibratoin: {fires: {above: 1}}}",
+        "rules.calibratoin: found a new rule without metric and resolves; write them, too (or did you mean calibration?)",
+    ),
+    (
+        "rules: {calibration: {metric: brier, fires: {above: 1}}}",
+        "rules.calibration: found a new metric without resolves; write them, too",
+    ),
+    ("rules: {calibration: {fire: 1}}", "rules.calibration.fire: found an unknown key; did you mean fires?"),
+    ("rules: {calibration: {metric: ecee}}", "rules.calibration.metric: found 'ecee'; did you mean ece?"),
+    ("rules: {calibration: {metric: 5}}", f"rules.calibration.metric: found 5; write {NAMES}"),
+    ("rules: {calibration: {basis: known}}", "rules.calibration.basis: found 'known'; write scored or mature"),
+    ("rules: {calibration: {window: 30d}}", "rules.calibration.window: found '30d'; write 1h, 24h, 7d or 28d"),
+    ("rules: {calibration: {window: 24h}}", "rules.calibration.window: found '24h' with the basis mature; write 7d or 28d"),
+    (
+        "rules: {x: {metric: flagged_share, basis: scored, window: 7d, fires: {above: 0.5}, resolves: {below: 0.4}}}",
+        "rules.x.window: found '7d' with the basis scored; write 1h or 24h",
+    ),
+    (
+        "rules: {calibration: {basis: scored}}",
+        "rules.calibration.basis: found 'scored' with the metric ece, which needs outcomes; write mature",
+    ),
+    (
+        "rules: {policy_volume: {basis: mature, window: 28d}}",
+        (
+            "rules.policy_volume.basis: found 'mature'; write scored or leave it out, policy_volume has no other\n"
+            "rules.policy_volume.window: found '28d'; write 24h or leave it out, policy_volume has no other"
+        ),
+    ),
+    (
+        "rules: {policy_volume: {basis: mature}}",
+        "rules.policy_volume.basis: found 'mature'; write scored or leave it out, policy_volume has no other",
+    ),
+    (
+        "rules: {policy_volume: {window: 1h}}",
+        "rules.policy_volume.window: found '1h'; write 24h or leave it out, policy_volume has no other",
+    ),
+    (
+        "rules: {policy_volume: {metric: ece, fires: {above: 1}, resolves: {below: 1}}}",
+        "rules.policy_volume.metric: found 'ece'; leave it out here and write a rule of another name",
+    ),
+    (
+        "rules: {calibration: {min_n: 0}}",
+        "rules.calibration.min_n: found 0; write a whole number such as 500 or 20k, from 1 to 1000000000",
+    ),
+    (
+        "rules: {calibration: {hold: 5}}",
+        "rules.calibration.hold: found 5; write 5s if seconds are meant, else a duration such as 12h or 7d",
+    ),
+    ("rules: {calibration: {severity: fatal}}", "rules.calibration.severity: found 'fatal'; write critical, warning or info"),
+    (
+        "rules: {calibration: {action: recalibrate}}",
+        "rules.calibration.action: found 'recalibrate'; not available yet, write none or rollback",
+    ),
+    (
+        "rules: {calibration: {fires: 0.08}}",
+        "rules.calibration.fires: found 0.08; write a mapping with one of above, below, outside or inside, such as {above: 0.05}",
+    ),
+    (
+        "rules: {calibration: {fires: {end: low}}}",
+        "rules.calibration.fires: found no limit; write exactly one of above, below, outside or inside",
+    ),
+    (
+        "rules: {calibration: {fires: {above: 1, below: 2}}}",
+        "rules.calibration.fires: found above and below; write exactly one of above, below, outside or inside",
+    ),
+    ("rules: {calibration: {fires: {abov: 1}}}", "rules.calibration.fires.abov: found an unknown key; did you mean above?"),
+    ("rules: {calibration: {fires: {above: big}}}", "rules.calibration.fires.above: found 'big'; write a number"),
+    ("rules: {calibration: {fires: {above: .inf}}}", "rules.calibration.fires.above: found inf; write a number"),
+    (
+        "rules: {calibration: {fires: {above: 1, end: near}}}",
+        "rules.calibration.fires.end: found 'near'; write value, low or high",
+    ),
+    (
+        "rules: {calibration: {fires: {outside: 1}}}",
+        "rules.calibration.fires.outside: found 1; write two numbers such as [0.8, 1.2]",
+    ),
+    ("rules: {calibration: {fires: {outside: [1, x]}}}", "rules.calibration.fires.outside[1]: found 'x'; write a number"),
+    (
+        "rules: {calibration: {fires: {inside: [2, 1]}}}",
+        "rules.calibration.fires.inside: found [2, 1]; write the smaller number first",
+    ),
+    (
+        "rules: {calibration: {fires: {above: 0.02}}}",
+        (
+            "rules.calibration: found limits that fire and resolve at the same value; "
+            "write fires and resolves that no value passes together"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), TOP + [(f"{t}\nmodels: {{a: }}", m) for t, m in SETTINGS])
+def test_top_errors(text: str, message: str) -> None:
+    """Each mistake outside the models is answered with file, key, what was found and what to write, and with nothing else."""
+    assert errors(text) == f"f.yaml: {message}"
+
+
+@pytest.mark.parametrize(("body", "message"), MODELS + RULES)
+def test_model_errors(body: str, message: str) -> None:
+    """Each mistake in a model is answered with file, key, what was found and what to write, and with nothing else."""
+    assert errors(f"models: {{m: {{{body}}}}}") == "\n".join(f"f.yaml: models.m.{line}" for line in message.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: {a", "line 1, column 11: expected ',' or '}', but got '<stream end>'; correct the YAML there"),
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here; correct the YAML there"),
+        ("a: *b", "line 1, column 4: found undefined alias 'b'; correct the YAML there"),
+        ("a: 1\n--- \nb: 2", "line 2, column 1: but found another document; correct the YAML there"),
+        ("a: !!int x", "line 1, column 4: found 'x' with the tag tag:yaml.org,2002:int; correct the YAML there"),
+        (
+            "a: !!int [1]",
+            "line 1, column 4: found a mapping or list with the tag tag:yaml.org,2002:int; correct the YAML there",
+        ),
+        (
+            "a: !!timestamp 2024-01-01",
+            (
+                "line 1, column 4: could not determine a constructor for the tag 'tag:yaml.org,2002:timestamp'; "
+                "correct the YAML there"
+            ),
+        ),
+        ("? [a]\n: 1", "line 1, column 3: found unhashable key; correct the YAML there"),
+        ("a: 1\nb: \x01", "line 2: found the character '\\x01'; remove it, YAML does not allow it"),
+        ("[" * 3000, "found mappings or lists nested too deeply; flatten them"),
+        (
+            "a: " + "9" * 5000,
+            f"line 1, column 4: found '{'9' * 195}...' with the tag tag:yaml.org,2002:int; correct the YAML there",
+        ),
+    ],
+    ids=range(11),
+)
+def test_yaml_errors(text: str, message: str) -> None:
+    """What is not YAML, or YAML beyond the core schema, is answered with line and column."""
+    assert errors(text) == f"f.yaml: {message}"
+
+
+def test_duplicate_keys() -> None:
+    """A key given twice is an error wherever it stands, also beside other errors."""
+    assert errors("models: {a: {mode: off, mode: auto}}\nmodels:\n  b:\nsources: [{http: , http: }]\ntick: 5") == (
+        "f.yaml: models.a.mode: found the key a second time (line 1); write it once\n"
+        "f.yaml: models: found the key a second time (line 2); write it once\n"
+        "f.yaml: sources[0].http: found the key a second time (line 4); write it once\n"
+        "f.yaml: tick: found 5; write 5s if seconds are meant, else a duration such as 12h or 7d"
+    )
+
+
+def test_all_errors_together() -> None:
+    """Every error of a file is raised at once, one line each, and none of them causes a further one."""
+    assert errors(
+        "clock: x\ntick: y\nmodels:\n  a: {mode: 1, rules: {calibration: {basis: x, window: 24h}}}\n  b: {segments: 1}"
+    ) == (
+        "f.yaml: clock: found 'x'; write wall or events\n"
+        f"f.yaml: tick: found 'y'; {LONG}\n"
+        "f.yaml: models.a.mode: found 1; write off or auto\n"
+        "f.yaml: models.a.rules.calibration.basis: found 'x'; write scored or mature\n"
+        "f.yaml: models.b.segments: found 1; write a list such as [country, channel]"
+    )
+
+
+def test_policies_shared() -> None:
+    """Two models never share a policies folder, however it is written."""
+    assert errors("models: {a: {policies: /p/x}, b: {policies: /p/y}, c: {policies: /p/./y/../x/}}") == (
+        "f.yaml: models.c.policies: found '/p/y/../x', the folder of models.a, too; write a folder for each model"
+    )
+
+
+def test_action_needs_an_acting_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that acts reads only bases that may act."""
+    monkeypatch.setattr(config, "ACTING", ("scored",))
+    assert errors("models: {m: {rules: {calibration: {action: rollback}}}}") == (
+        "f.yaml: models.m.rules.calibration.action: found 'rollback' with the basis mature; write a basis that may act: scored"
+    )
+
+
+def test_errors_hide_tokens() -> None:
+    """No error about tokens and no repr shows one."""
+    found = errors("tokens: {ingest: 's e c r e t', decide: [secret], secrt: secret}\nmodels: {a: }") + errors("tokens: secret")
+    assert "secret" not in found and "s e c r e t" not in found
+    assert "secret" not in repr(read("tokens: {ingest: secret}\nmodels: {a: }"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("off", "off"), ("on", "on"), ("NO", "NO"), ("yes", "yes"), ("y", "y"), ("true", True), ("False", False),
+        ("~", None), ("null", None), ("", None), ("1", 1), ("-1", -1), ("010", 10), ("0x1F", "0x1F"), ("0o17", "0o17"),
+        ("1_000", "1_000"),
+        ("1e-3", 0.001), ("1E3", 1000.0), (".5", 0.5), ("5.", 5.0), ("-.5e+1", -5.0),
+        (".inf", float("inf")), ("-.INF", -float("inf")),
+        ("1:30", "1:30"), ("12:30:45", "12:30:45"), ("2024-01-01", "2024-01-01"),
+        ("2024-01-01T00:00:00Z", "2024-01-01T00:00:00Z"),
+        ("'1'", "1"), ('"true"', "true"), ("=", "="), (".", "."), ("1.2.3", "1.2.3"), ("e3", "e3"),
+        ("!!str 1", "1"), ("!!float 1", 1.0),
+    ],
+)  # fmt: skip
+def test_yaml_scalars(text: str, value: object) -> None:
+    """Scalars are those of the YAML 1.2 core schema with decimal integers; everything else is a string."""
+    found = config._tree(f"a: {text}", config._At("f", BASE, []))["a"]
+    assert (type(found), found) == (type(value), value)
+
+
+def test_yaml_nan() -> None:
+    """`.nan` is a float."""
+    found = config._tree("a: .NaN", config._At("f", BASE, []))["a"]
+    assert math.isnan(found)
+
+
+def test_aliases() -> None:
+    """Anchors may be used again, and a file that explodes or contains itself costs nothing."""
+    assert read("models: {a: &a {mode: auto}, b: *a}").models["b"] == Model("b", mode="auto")
+    bomb = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" if i else "a0: &a0 [x]" for i in range(30))
+    assert len(errors(bomb).split("\n")) == 31
+    assert errors("models: &m {x: *m}") == f"f.yaml: models.x.x: found an unknown key; write {MODEL_KEYS}"
+
+
+def test_defaults() -> None:
+    """A bare name is a whole configuration: the documented defaults."""
+    labels = Labels(horizon=30 * DAY, missing="unknown", corrections=28 * DAY)
+    churn = Model("churn", {}, None, None, (), labels, None, "off", tuple(SHIPPED.values()), 24 * HOUR)
+    assert read("models: {churn: }") == read("models: {churn: {}}") == Config(
+        path=None,
+        state=Path("/var/lib/scorewatch"),
+        api=Address("127.0.0.1", 8480),
+        metrics=Address("0.0.0.0", 9480),
+        clock="wall",
+        tick=15 * SECOND,
+        sources=(HttpSource(max_body=32 * 2**20, queue=1_000_000),),
+        tokens=Tokens(None, None),
+        models={"churn": churn},
+        hash="xxh3",
+        waiting_rows=20_000_000,
+    )  # fmt: skip
+
+
+def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key of the file arrives in its field, relative paths under the folder of the file."""
+    (tmp_path / "b.json").touch()
+    (tmp_path / "old.csv.gz").touch()
+    monkeypatch.setenv("INGEST", "from-env")
+    text = """
+state: state
+api: "[::]:0"
+metrics: localhost:9481
+clock: events
+tick: 30m
+sources:
+  - http: {max_body: 1MB, queue: 10k}
+  - file: {path: new.ndjson}
+  - file: {path: old.csv.gz, kind: labels, follow: false}
+  - file: {path: /data/odd.log, kind: predictions, format: csv}
+tokens: {ingest: env:INGEST, decide: d}
+models:
+  fraud:
+    versions: {v8: shadow, "9": canary}
+    baseline: b.json
+    policies: policies/fraud
+    segments: [country, channel]
+    labels: {horizon: 0s, missing: negative, corrections: 90m}
+    threshold: 1
+    mode: auto
+    rules: {calibration: off}
+    idle_after: 5m
+  "*": {}
+hash: blake2b
+waiting: {rows: 60M}
+"""
+    (tmp_path / "c.yaml").write_text(text)
+    fraud = Model(
+        "fraud",
+        {"v8": "shadow", "9": "canary"},
+        tmp_path / "b.json",
+        tmp_path / "policies/fraud",
+        ("country", "channel"),
+        Labels(0, "negative", 90 * MINUTE),
+        1.0,
+        "auto",
+        (SHIPPED["policy_volume"],),
+        5 * MINUTE,
+    )
+    assert load(tmp_path / "c.yaml") == Config(
+        tmp_path / "c.yaml",
+        tmp_path / "state",
+        Address("::", 0),
+        Address("localhost", 9481),
+        "events",
+        30 * MINUTE,
+        (
+            HttpSource(1_000_000, 10_000),
+            FileSource(tmp_path / "new.ndjson", "events", True, "ndjson"),
+            FileSource(tmp_path / "old.csv.gz", "labels", False, "csv"),
+            FileSource(Path("/data/odd.log"), "predictions", True, "csv"),
+        ),
+        Tokens("from-env", "d", {"ingest": "INGEST"}),
+        {"fraud": fraud, "*": Model("*")},
+        "blake2b",
+        60_000_000,
+    )
+    assert [fraud.role(v) for v in ("v8", "9", "v7")] == ["shadow", "canary", "live"]
+
+
+def test_events_tick() -> None:
+    """The clock `events` ticks every hour unless the file says otherwise."""
+    assert read("clock: events\nmodels: {a: }").tick == HOUR
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("1500ms", 1500), ("15s", 15 * SECOND), ("5m", 5 * MINUTE), ("12h", 12 * HOUR), ("90d", 90 * DAY), ("3650d", 3650 * DAY)],
+)
+def test_durations(text: str, ms: int) -> None:
+    """Durations have one unit from ms to d."""
+    assert model(f"labels: {{horizon: {text}}}").labels == Labels(horizon=ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("1", 1), ("1000", 1000), ("64kB", 64_000), ("64KiB", 65_536), ("32MB", 32_000_000), ("1GiB", 2**30)]
+)
+def test_sizes(text: str, n: int) -> None:
+    """Sizes are bytes, decimal with kB, MB, GB and binary with KiB, MiB, GiB."""
+    assert read(f"sources: [{{http: {{max_body: {text}}}}}]\nmodels: {{a: }}").sources == (HttpSource(max_body=n),)
+
+
+@pytest.mark.parametrize(("text", "n"), [("7", 7), ("5k", 5_000), ("20M", 20_000_000)])
+def test_counts(text: str, n: int) -> None:
+    """Counts take k, M and G."""
+    assert read(f"waiting: {{rows: {text}}}\nmodels: {{a: }}").waiting_rows == n
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True),
+     ("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("localhost.example:1", False)],
+)  # fmt: skip
+def test_loopback(text: str, loopback: bool) -> None:
+    """Only an address that no other machine reaches may be without tokens; an address is written as it was read."""
+    found = read(f"api: '{text}'\ntokens: {{ingest: a, decide: b}}\nmodels: {{a: }}").api
+    assert (str(found), found.loopback) == (text, loopback)
+
+
+def test_defaults_are_overridden_field_by_field() -> None:
+    """`defaults` changes every model, wherever it stands in the file; a model changes single fields of it."""
+    found = read(
+        "models: {a: , b: {mode: off, labels: {missing: negative}, idle_after: 1h, rules: {calibration: {}, floor: off}}}\n"
+        f"defaults: {{mode: auto, labels: {{horizon: 60d}}, idle_after: 2h, rules: {{calibration: off, floor: {{{RECALL}}}}}}}"
+    )
+    floor = Rule("floor", "mature", "28d", (Limit("recall", low=0.7),), Limit("recall", high=0.75), 500)
+    assert found.models == {
+        "a": Model(
+            "a", labels=Labels(60 * DAY), mode="auto", rules=(SHIPPED["policy_volume"], floor), idle_after=2 * HOUR
+        ),
+        "b": Model("b", labels=Labels(60 * DAY, "negative"), idle_after=HOUR),
+    }  # fmt: skip
+
+
+CALIBRATION, VOLUME = SHIPPED["calibration"], SHIPPED["policy_volume"]
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("calibration: {}", CALIBRATION),
+        ("calibration: ", CALIBRATION),
+        ("calibration: {fires: {above: 0.08}}", replace(CALIBRATION, fires=(Limit("ece", "low", high=0.08),))),
+        ("calibration: {fires: {above: 0.08, end: value}}", replace(CALIBRATION, fires=(Limit("ece", "value", high=0.08),))),
+        ("calibration: {resolves: {below: 1e-2}}", replace(CALIBRATION, resolves=Limit("ece", "low", low=0.01))),
+        (
+            "calibration: {min_n: 2k, hold: 1d, severity: info, action: rollback, window: 7d}",
+            replace(CALIBRATION, min_n=2000, hold=DAY, severity="info", action="rollback", window="7d"),
+        ),
+        (
+            "calibration: {metric: flagged_share, basis: scored, fires: {above: 0.2}, resolves: {below: 0.1}}",
+            Rule("calibration", "scored", "24h", (Limit("flagged_share", high=0.2),), Limit("flagged_share", low=0.1), 500),
+        ),
+        (
+            "policy_volume: {fires: {outside: [0.5, 2]}, action: none, basis: scored, window: 24h, metric: policy_volume}",
+            replace(VOLUME, fires=(Limit("policy_volume", low=0.5, high=2.0),), action="none"),
+        ),
+        ("x: {" + RECALL + "}", Rule("x", "mature", "28d", (Limit("recall", low=0.7),), Limit("recall", high=0.75), 500)),
+        (
+            (
+                "x: {metric: flagged_share, basis: scored, window: 1h, fires: {inside: [0.1, 0.2], end: high}, "
+                "resolves: {outside: [0.1, 0.2]}}"
+            ),
+            Rule(
+                "x",
+                "scored",
+                "1h",
+                (Limit("flagged_share", "high", 0.1, 0.2, inside=True),),
+                Limit("flagged_share", low=0.1, high=0.2),
+                500,
+            ),
+        ),
+        (
+            "x: {metric: policy_volume, fires: {above: 1.2}, resolves: {below: 1.1}}",
+            Rule("x", "scored", "24h", (Limit("policy_volume", high=1.2),), Limit("policy_volume", low=1.1), 500),
+        ),
+    ],
+)
+def test_rules(body: str, want: Rule) -> None:
+    """A mapping changes fields of a shipped rule, each limit at its old end, or makes a whole new rule."""
+    assert rule(body) == want
+
+
+def test_rule_order() -> None:
+    """Rules come in the shipped order, then new ones in the order of the file; `off` removes."""
+    found = model(f"rules: {{z: {{{RECALL}}}, policy_volume: {{min_n: 1}}, a: {{{RECALL}}}, calibration: {{min_n: 1}}}}")
+    assert [r.name for r in found.rules] == ["calibration", "policy_volume", "z", "a"]
+    assert model("rules: {policy_volume: off, calibration: off}").rules == ()
+
+
+def test_fires_and_resolves_may_touch() -> None:
+    """Limits that meet at one number or look at different ends do not overlap."""
+    assert rule("calibration: {fires: {above: 0.03}}").fires == (Limit("ece", "low", high=0.03),)
+    assert rule("calibration: {fires: {above: 0.02, end: high}}").fires == (Limit("ece", "high", high=0.02),)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A file that cannot be read is a ConfigError that says why."""
+    with pytest.raises(ConfigError) as e:
+        load(tmp_path / "no.yaml")
+    assert str(e.value) == (
+        f"{tmp_path}/no.yaml: found no readable file (No such file or directory); write the path of a configuration file"
+    )
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    """A file in another encoding is a ConfigError; a byte order mark is none."""
+    (tmp_path / "c.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ConfigError) as e:
+        load(tmp_path / "c.yaml")
+    assert str(e.value) == f"{tmp_path}/c.yaml: found bytes that are not UTF-8 at position 3; save the file as UTF-8"
+    (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfmodels: {a: }")
+    assert list(load(tmp_path / "c.yaml").models) == ["a"]
+
+
+def test_relative_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of a file named relatively do not depend on the folder the agent is in later."""
+    (tmp_path / "c.yaml").write_text("state: s\nmodels: {a: }")
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("c.yaml")).state == Path(os.getcwd()) / "s"
+
+
+def test_shipped_file() -> None:
+    """The shipped file is the defaults with the model `*`."""
+    assert load(SHIPPED_FILE) == Config(path=SHIPPED_FILE, models={"*": Model("*")})
+
+
+def test_shipped_examples(tmp_path: Path) -> None:
+    """What the shipped file shows in comments is valid, and its defaults are the real ones."""
+    lines = SHIPPED_FILE.read_text().split("\n")[3:]
+    text = "\n".join(line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in lines)
+    text = text.replace("  - http: {}", "  # - http: {}").replace("/data/", f"{tmp_path}/").replace("env:SCOREWATCH_", "")
+    (tmp_path / "labels.csv.gz").touch()
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / "fraud-v7.json").touch()
+    found = parse(text, "f.yaml", tmp_path)
+    assert [type(s) for s in found.sources] == [HttpSource, FileSource, FileSource]
+    assert replace(found, sources=Config().sources, tokens=Tokens(), models={}) == Config()
+    assert [found.models[name] for name in ("*", "churn")] == [Model("*"), Model("churn")]
+    assert [r.name for r in found.models["fraud"].rules] == ["calibration", "recall_floor"]
+
+
+def test_describe_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What describe writes is the same configuration, under any base."""
+    (tmp_path / "b.json").touch()
+    monkeypatch.setenv("DECIDE", "secret")
+    text = f"""
+api: "[::]:8480"
+clock: events
+sources: [{{file: {{path: a.csv, follow: true}}}}, {{http: {{max_body: 1000001, queue: 1500}}}}]
+tokens: {{ingest: literal, decide: env:DECIDE}}
+models:
+  "off": {{versions: {{"1.10": canary}}, baseline: b.json, segments: ["null", zürich, "a: b", "1e3"], threshold: 1e-5}}
+  b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}}}, labels: {{corrections: 0s}}, mode: auto}}
+"""
+    want = parse(text, "f.yaml", tmp_path)
+    assert read(describe(want, secrets=True)) == want
+    assert "mode: off\n" in describe(want)
+    assert "decide: env:DECIDE\n" in describe(want)
+    assert "secret" not in describe(want, secrets=True) and "literal" not in describe(want)
+    assert errors(describe(want)) == (
+        "f.yaml: tokens.ingest: found '***', which only hides a token; write the token itself or env:NAME"
+    )
+
+
+def test_describe_shows_everything() -> None:
+    """Every default is visible in what describe writes."""
+    assert describe(read("models: {churn: {rules: {policy_volume: off}}}")) == (
+        """\
+state: /var/lib/scorewatch
+api: 127.0.0.1:8480
+metrics: 0.0.0.0:9480
+clock: wall
+tick: 15s
+sources:
+- http:
+    max_body: 32MiB
+    queue: 1M
+tokens:
+  ingest: null
+  decide: null
+models:
+  churn:
+    versions: {}
+    baseline: null
+    policies: null
+    segments: []
+    labels:
+      horizon: 30d
+      missing: unknown
+      corrections: 28d
+    threshold: null
+    mode: off
+    rules:
+      calibration:
+        metric: ece
+        basis: mature
+        window: 28d
+        fires:
+          above: 0.05
+          end: low
+        resolves:
+          below: 0.03
+          end: low
+        min_n: 500
+        hold: 0s
+        severity: warning
+        action: none
+      policy_volume: off
+    idle_after: 1d
+hash: xxh3
+waiting:
+  rows: 20M
+"""
+    )
+
+
+@given(st.from_regex(NAME, fullmatch=True), st.from_regex(NAME, fullmatch=True), st.floats(0, 1), st.integers(0, 10**10))
+@example("\x85", "\u2028", 0.5, 0)
+def test_describe_any_name(name: str, segment: str, threshold: float, ms: int) -> None:
+    """Any name, threshold and duration survives the round trip."""
+    found = Config(models={name: Model(name, segments=(segment,), threshold=threshold, labels=Labels(horizon=ms))})
+    assert read(describe(found)) == found
