@@ -137,7 +137,8 @@ class Agent:
         self.clock: WallClock | EventClock
         last = self.store.meta.get("last_tick")
         self.clock = WallClock(last) if config.clock == "wall" else EventClock(config.tick, last)
-        self.exporter = Exporter(version)
+        kinds = {"http" if isinstance(s, HttpSource) else "file" for s in config.sources}
+        self.exporter = Exporter(version, kinds, config.tick / 1000 if config.clock == "wall" else None)
         self.counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.timeline: list[dict[str, Any]] = []
         self.timeline_days = False
@@ -259,16 +260,16 @@ class Agent:
 
     # A prediction's and a label's way.
 
-    def ingest(self, batches: Sequence[Batch], position: str | None = None) -> list[Receipt]:
+    def ingest(self, batches: Sequence[Batch]) -> list[Receipt]:
         """Store the events of the batches in one go and return a receipt for each, after the commit.
 
-        Nothing is counted here but what was received. A source with positions moves to the end of its batch, or to
-        `position` when only a part of it is given. Raises Full when the store has no room; then nothing was taken.
+        Nothing is counted here but what was received. The position of a batch is committed with the last of its events.
+        Raises Full when the store has no room; then nothing was taken.
         """
         rejected: list[list[Rejection]] = [list(b.rejected) for b in batches]
         offered = [self._admit_predictions(b.predictions, bad) for b, bad in zip(batches, rejected, strict=True)]
         labels = [self._admit_labels(b.labels, bad) for b, bad in zip(batches, rejected, strict=True)]
-        positions = {b.source: position or f"{b.end}:0" for b in batches if b.end or position}
+        positions = {b.source: b.position for b in batches if b.position}
         fresh: NDArray[np.bool_] = np.empty(0, bool)
         became: NDArray[np.int8] = np.empty(0, np.int8)
         if some := [p for p in offered if p is not None]:
@@ -293,7 +294,11 @@ class Agent:
         if len(p) and (refused := self.store.full_versions(p.version.names)):
             p = _reject(p, np.array([n in refused for n in p.version.names])[p.version.codes], bad, "too_many_versions")
         if len(p) and self.clock.now is not None:
-            kept = [self._oldest_kept(self.model(m), self.clock.now) for m, _ in p.version.names]
+            left = [self.store.left.get(self.store.versions.code.get(name, -1), 0) for name in p.version.names]
+            kept = [
+                max(day, self._oldest_kept(self.model(m), self.clock.now))
+                for day, (m, _) in zip(left, p.version.names, strict=True)
+            ]
             p = _reject(p, p.ts // DAY < np.array(kept)[p.version.codes], bad, "too_old")
         return self._verdicts(p, bad) if len(p) else None
 
@@ -354,7 +359,9 @@ class Agent:
     def _arrived(self, p: Predictions, fresh: NDArray[np.bool_]) -> None:
         counts = np.bincount(p.version.codes[fresh], minlength=len(p.version.names)).tolist()
         for (name, version), n in zip(p.version.names, counts, strict=True):
-            code = self.store.versions.code[name, version]
+            code = self.store.versions.code.get((name, version))
+            if code is None:
+                continue  # all of its events were rejected
             w = self.watched.get(code) or self._watch(code)
             if w is not None and n:
                 now = int(p.ts.max()) if isinstance(self.clock, EventClock) else self.clock.now

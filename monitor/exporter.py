@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability
+from monitor.core.reasons import REJECTED
 from monitor.core.snapshot import Snapshot, Version
 from monitor.series import SERIES
 
@@ -40,10 +41,15 @@ class _Families:
 
 
 class Exporter(Collector):
-    """Collects the current snapshot; `text` is what /metrics serves."""
+    """Collects the current snapshot; `text` is what /metrics serves.
 
-    def __init__(self, version: str) -> None:
+    `sources` are the kinds of the configured sources, `interval` the seconds between two ticks of the machine's clock.
+    """
+
+    def __init__(self, version: str, sources: Iterable[str] = (), interval: float | None = None) -> None:
         self.version = version
+        self.interval = interval
+        self.zeros = dict.fromkeys(_from_zero(sources), 0.0)
         self.snapshot = Snapshot(None)
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
@@ -65,11 +71,13 @@ class Exporter(Collector):
         f.put("scorewatch_build_info", 1, self.version)
         if s.at is not None:
             f.put("scorewatch_last_tick_timestamp_seconds", s.at / 1000)
-        for (name, labels), value in s.counters.items():
-            f.put(name, value, *(v for _, v in labels))
-        roles = {}
+        f.put("scorewatch_tick_interval_seconds", self.interval)
+        roles = {(v.model, v.version): v.role for v in s.versions}
+        for (name, labels), value in (self.zeros | dict(s.counters)).items():
+            given = dict(labels)
+            if "version" not in given or (given["model"], given["version"]) in roles:  # nothing is said of a version that is gone
+                f.put(name, value, *given.values())
         for v in s.versions:
-            roles[v.model, v.version] = v.role
             _version(f, v)
         for e in s.estimates:
             _estimate(f, e, roles[e.key.model, e.key.version])
@@ -80,6 +88,18 @@ class Exporter(Collector):
                 _bins(f, labels_, reliability(reading, edges[key.model, key.version], False))
         _alerts(f, s)
         yield from f.made.values()
+
+
+def _from_zero(sources: Iterable[str]) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Yield the counters that are said from the start, because a rate does not see a series that begins above 0."""
+    yield "scorewatch_store_failures_total", ()
+    for action in ("rollback", "policy"):
+        yield "scorewatch_action_failures_total", (("action", action),)
+    for source in sorted(sources):
+        for what in ("total", "accepted_total", "duplicate_total"):
+            yield f"scorewatch_events_{what}", (("source", source),)
+        for reason in REJECTED:
+            yield "scorewatch_events_rejected_total", (("source", source), ("reason", reason))
 
 
 def _version(f: _Families, v: Version) -> None:

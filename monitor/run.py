@@ -108,14 +108,14 @@ class Feed:
         if k == len(self.high):
             part = batch if not self.taken else batch.after(self.taken)
             self.batch = None
-            return part
+            return replace(part, position=f"{batch.end}:0")
         index = int(self.index[k])
         if index <= self.taken:
             return None
         part = batch.between(self.taken, index)
-        part = replace(part, rejected=tuple(r for r in batch.rejected if self.taken <= r.index < index))
+        rejected = tuple(r for r in batch.rejected if self.taken <= r.index < index)
         self.taken = index
-        return part
+        return replace(part, rejected=rejected, position=f"{batch.start}:{index}")
 
     @property
     def head(self) -> int | None:
@@ -136,6 +136,12 @@ class Loop:
         self._published = 0.0
         self._failed = False
         self._newest_http = 0
+
+    def close(self) -> None:
+        """Close the files and the store."""
+        for f in self.feeds:
+            f.source.close()
+        self.agent.store.close()
 
     # Jobs.
 
@@ -159,7 +165,7 @@ class Loop:
         jobs = self.inbox.take(0.2 if idle else 0.0)
         self.work(jobs)
         if not self._published or (self._events and time.monotonic() - self._published > _REFRESH):
-            self._publish()
+            self.publish()
         return idle and not jobs
 
     @property
@@ -212,6 +218,8 @@ class Loop:
         old = self.agent
         try:
             with contextlib.suppress(Exception):
+                for f in self.feeds:
+                    f.source.close()
                 old.store.log.close()
                 old.store.ring.close()
             self.agent = self._reopen()
@@ -308,11 +316,15 @@ class Loop:
         heads = [h for f in ready if (h := f.head) is not None]
         if heads:
             clock.begin(min(heads))
+        # Labels wait for the predictions of all files up to the same boundary, and the positions for the labels.
+        held: list[Batch] = []
         for f in ready:
             while f.fill() and (part := f.until(clock.boundary)) is not None:
-                done = f.batch is None
-                end = part if done else replace(part, end=0)
-                self.agent.ingest([end], position=None if done else f"{part.start}:{f.taken}")
+                held.append(replace(part, predictions=None, rejected=(), clipped=0))
+                if part.predictions is not None or part.rejected:
+                    self.agent.ingest([replace(part, labels=None, position="")])
+        if held:
+            self.agent.ingest(held)
         left = [h for f in self.feeds if f.fill() and (h := f.head) is not None]
         if left and clock.boundary is not None and (not self._newest_http or self._newest_http >= clock.boundary):
             self._tick_once(clock, min(left))
@@ -333,11 +345,12 @@ class Loop:
         try:
             now = self.agent.clock.last = self.agent.now()
             self.agent.tick(now)
-            self._publish()
+            self.publish()
         except (sqlite3.Error, OSError) as e:
             self._fail(e)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Make the snapshot of the last tick and render it."""
         self.agent.publish()
         self._published = time.monotonic()
 
@@ -350,11 +363,6 @@ class Running:
         self.tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
         entry = loop.agent.http
         self.source = http.HttpSource(loop.agent.decoder(), self.offer, entry.max_body) if entry else None
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """Return the last snapshot."""
-        return self.loop.agent.snapshot
 
     @property
     def metrics(self) -> bytes:
@@ -371,6 +379,16 @@ class Running:
         self.loop.inbox.put(
             Job(Future(), call=lambda: self.loop.agent.add("scorewatch_requests_refused_total", 1, source="http", reason=reason))
         )
+
+    async def fresh(self) -> Snapshot:
+        """Return a snapshot of the last tick; where events are the clock it is made when somebody asks."""
+        made: Snapshot = await self.ask("fresh")
+        return made
+
+    def _fresh(self) -> Snapshot:
+        if self.loop.agent.snapshot.at != self.loop.agent.clock.last:
+            self.loop.publish()
+        return self.loop.agent.snapshot
 
     async def offer(self, batch: Batch) -> Receipt:
         """Hand a batch to the store's thread and return its receipt after the commit."""
@@ -410,7 +428,9 @@ class Running:
 
 def _bind(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # Connections inherit it; without it each answer waits 40 ms for the sender's delayed acknowledgement.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((address.host, address.port))
     sock.listen(1024)
@@ -463,7 +483,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     finally:
         loop.stopping.set()
         thread.join()
-        loop.agent.store.close()
+        loop.close()
 
 
 def _url(sock: socket.socket) -> str:
@@ -484,4 +504,4 @@ def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None],
     loop.finish()
     for entry in agent.timeline[told:]:
         item(entry)
-    agent.store.close()
+    loop.close()

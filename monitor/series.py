@@ -9,6 +9,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _VERSION = ("model", "version", "role")
 _WINDOW = (*_VERSION, "slice", "window")
+_POINTS = ("psi", "psi_null", "mce", "mce_width10", "ece_noise_floor")
+"""Metrics that are numbers without an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ def _estimates() -> dict[str, Series]:
     out = {}
     for name, metric in METRICS.items():
         out[f"scorewatch_{name}"] = Series("gauge", _WINDOW, metric.help)
-        if name not in ("psi", "psi_null", "ece_noise_floor", "majority_share"):
+        if name not in _POINTS:
             for end in ("low", "high"):
                 out[f"scorewatch_{name}_{end}"] = Series("gauge", _WINDOW, f"Interval of scorewatch_{name}: its {end} end.")
         if metric.outcomes or name == "flagged_share":
@@ -84,6 +86,9 @@ SERIES: dict[str, Series] = {
         "counter", ("model", "version", "rule", "action", "reason"), "Decisions since the agent started."
     ),
     "scorewatch_last_tick_timestamp_seconds": Series("gauge", (), "The time of the last tick, by the agent's clock."),
+    "scorewatch_tick_interval_seconds": Series(
+        "gauge", (), "How often the agent ticks by the machine's clock; absent where events are the clock."
+    ),
     "scorewatch_last_event_timestamp_seconds": Series("gauge", _VERSION, "The newest prediction."),
     "scorewatch_last_label_timestamp_seconds": Series("gauge", ("model",), "The newest label."),
     "scorewatch_tick_duration_seconds": Series("gauge", (), "How long the last tick took."),

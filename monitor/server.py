@@ -57,9 +57,8 @@ class Api(Protocol):
     def source(self) -> Source | None:
         """Return the http source, None when the configuration has none."""
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """Return the last snapshot."""
+    async def fresh(self) -> Snapshot:
+        """Return the snapshot of the last tick."""
 
     @property
     def metrics(self) -> bytes:
@@ -146,7 +145,7 @@ def api_app(api: Api) -> Starlette:
         return post
 
     async def state(_: Request) -> Response:
-        return json_response(state_of(api.snapshot))
+        return json_response(state_of(await api.fresh()))
 
     async def timeline(request: Request) -> Response:
         since = request.query_params.get("since", "0")
@@ -155,18 +154,19 @@ def api_app(api: Api) -> Starlette:
         return json_response(api.timeline[int(since) :])
 
     async def bins(request: Request) -> Response:
-        v = _version(api, request)
-        return json_response(reliability_of(api.snapshot, v, dict(request.query_params)))
+        snapshot = await api.fresh()
+        v = _version(snapshot, request)
+        return json_response(reliability_of(snapshot, v, dict(request.query_params)))
 
     async def alerts(request: Request) -> Response:
-        found = [a for a in state_of(api.snapshot)["alerts"] if a["model"] == request.path_params["model"]]
+        found = [a for a in state_of(await api.fresh())["alerts"] if a["model"] == request.path_params["model"]]
         return json_response(found)
 
     async def days(request: Request) -> Response:
         if request.query_params.get("by") == "month":
             return json_response(await _ask(api, "months", name=request.path_params["model"]))
         model = request.path_params["model"]
-        return json_response([{"version": v, "day": iso(d * DAY)[:10]} for m, v, d in api.snapshot.closed if m == model])
+        return json_response([{"version": v, "day": iso(d * DAY)[:10]} for m, v, d in (await api.fresh()).closed if m == model])
 
     async def policy(request: Request) -> Response:
         found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
@@ -198,7 +198,7 @@ def api_app(api: Api) -> Starlette:
         return post
 
     async def page(_: Request) -> Response:
-        return HTMLResponse(page_of(api.snapshot))
+        return HTMLResponse(page_of(await api.fresh()))
 
     routes = [
         Route("/", page),
@@ -240,11 +240,9 @@ async def _ask(api: Api, command: str, **given: Any) -> Any:
         raise problem(503, str(e)) from None
 
 
-def _version(api: Api, request: Request) -> Version:
+def _version(s: Snapshot, request: Request) -> Version:
     name, version = request.path_params["model"], request.query_params.get("version")
-    found = [
-        v for v in api.snapshot.versions if v.model == name and (v.version == version or (version is None and v.role == "live"))
-    ]
+    found = [v for v in s.versions if v.model == name and (v.version == version or (version is None and v.role == "live"))]
     if not found:
         raise problem(404, f"no version {version or 'that is live'} of model {name}")
     if len(found) > 1:

@@ -123,7 +123,8 @@ C = TypeVar("C", Predictions, Labels)
 class Batch:
     """What one request or one read of a source held, in its order; `size` counts every event sent, rejected ones too.
 
-    A source with positions read the bytes from `start` to `end` for it. `now` moves a clock of events without an event.
+    A source with positions read the bytes from `start` to `end` for it; `position` is where it goes on after this batch.
+    `now` moves a clock of events without an event.
     """
 
     size: int
@@ -135,6 +136,7 @@ class Batch:
     source: str = "http"
     start: int = 0
     end: int = 0
+    position: str = ""
 
     def ts(self) -> Ints:
         """Return the times of all accepted events in the order they were sent."""

@@ -1,7 +1,9 @@
 """CSV with a header line: predictions, labels, or both in one file (a row with a score is a prediction, else a label)."""
 
 import csv
+import io
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from monitor.core.events import Batch
@@ -13,14 +15,22 @@ _FIELDS = ("id", "ts", "model", "version", "score", "segments", "verdict", "flag
 
 def header(line: str) -> list[str]:
     """Return the column names of a header line."""
-    return next(csv.reader([line.lstrip("\ufeff")]), [])
+    return next(_rows(line.lstrip("\ufeff")), [])
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """Yield the rows; only line ends outside quotes part them. Raise ValueError when the text is no CSV."""
+    try:
+        yield from csv.reader(io.StringIO(text, newline=""))
+    except csv.Error as e:
+        raise ValueError(f"not CSV: {e}") from None
 
 
 def decode(decoder: Decoder, names: list[str], body: bytes, kind: str) -> Batch:
     """Return the batch of CSV rows (without the header line); an empty field is an absent one."""
     made = Maker(decoder, kind)
     text = body.decode("utf-8", "surrogateescape")
-    rows = [row for row in csv.reader(text.splitlines()) if row]
+    rows = [row for row in _rows(text) if row]
     if not _columns(made, names, rows, kind):
         for row in rows:
             made.add(_item(names, row))
@@ -44,7 +54,7 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
             c["label"] = [("0", "1").index(v) for v in c["label"]]
             c["revision"] = list(map(int, c["revision"])) if "revision" in c else [0] * n
             c = {"model": [None] * n, "version": [None] * n, **c}
-            return max(c["revision"]) < 256 and made.label_columns(c, n)
+            return min(c["revision"]) >= 0 and max(c["revision"]) < 256 and made.label_columns(c, n)
         c["score"] = list(map(float, c["score"]))
         segments = [name for name in c if name not in _FIELDS]
         wanted = {made.decoder.segment_names(m) for m in set(c["model"])}

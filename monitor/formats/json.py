@@ -6,8 +6,8 @@ item with a reason for each rejected one. Slices of about 190 kB keep the struct
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -37,6 +37,7 @@ Unit = Annotated[float, Meta(ge=0, le=1)]
 Combo = tuple[tuple[str, str], ...]
 
 _SLICE = 190_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSUPPORTED = ("scores", "features", "weight", "label_prob", "cluster")
 _EMPTY = Raw(b"{}")
 
@@ -114,7 +115,7 @@ def parse_time(value: Any) -> int:
     if isinstance(value, str):
         try:
             at = datetime.fromisoformat(value)
-            value = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+            value = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
         except (ValueError, OverflowError):
             raise ValueError(f"{value!r}") from None
     elif not math.isfinite(value):
@@ -134,8 +135,8 @@ def times(values: list[Any]) -> tuple[Ints, NDArray[np.bool_]]:
     try:
         if all(type(v) is int for v in values):
             return valid_epochs(np.array(values, np.int64))
-        if all(type(v) is str and len(v) > 9 and (v[-1] == "Z" or v[-6] not in "+-") and not v.isdigit() for v in values):
-            ms = np.array([v.rstrip("Z") for v in values], "datetime64[ms]").astype(np.int64)
+        if all(type(v) is str and len(v) > 9 and "+" not in v and "-" not in v[10:] and not v.isdigit() for v in values):
+            ms = np.array([v.removesuffix("Z") for v in values], "datetime64[ms]").astype(np.int64)
             return valid_epochs(ms)
     except (ValueError, OverflowError):
         pass
@@ -245,8 +246,9 @@ class Decoder:
             if isinstance(column, list) and len(column) != n:
                 raise ValueError(f"column {name} has {len(column)} values, id has {n}")
         if combos is not None:
-            codes = columns["segments"]
-            if not all(type(c) is int and 0 <= c < len(combos) for c in codes):
+            codes = columns.get("segments")
+            valid = isinstance(combos, list) and isinstance(codes, list)
+            if not valid or not all(type(c) is int and 0 <= c < len(combos) for c in codes):
                 raise ValueError("segments must hold positions in combos")
             columns["segments"] = [combos[c] for c in codes]
         if kind == "predictions" and made.columns(columns, n):
@@ -327,7 +329,10 @@ class Maker:
             if verdict is not None:
                 codes = np.array([UNDECIDED if v is None else _VERDICT[v] for v in _spread(verdict, n)], np.uint8)
             names = Coded.of(list(zip(_spread(model, n), _spread(version, n), strict=True)))
-            if not all(type(m) is str and type(v) is str and self.decoder.known(m) for m, v in names.names):
+            if not all(_is_name(m) and _is_name(v) and self.decoder.known(m) for m, v in names.names):
+                return False
+            policy = Coded.of([p or "" for p in _spread(policies, n)])
+            if not all(type(p) is str for p in policy.names):
                 return False
             ts, good = times(c["ts"])
             clean, inside, clipped = valid_scores(score)
@@ -342,8 +347,9 @@ class Maker:
                 clean,
                 codes,
                 combo,
-                Coded.of([p or "" for p in _spread(policies, n)]),
+                policy,
             )
+            _encode(policy.names, combo.names)
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError):
             return False
         self.clipped += int(clipped.sum())
@@ -470,7 +476,14 @@ class Maker:
             raise _Wrong("missing_field", field)
         if not isinstance(value, str) or not 0 < len(value) <= 128:
             raise _Wrong("type", f"{field}: {value!r}")
+        self._text(field, value)
         return value
+
+    def _text(self, field: str, *values: str) -> None:
+        try:
+            _encode(values)
+        except UnicodeEncodeError:
+            raise _Wrong("malformed", f"{field} holds a lone surrogate") from None
 
     def _prediction(self, item: dict[str, Any]) -> tuple[Any, ...]:
         ident, ts = self._common(item)
@@ -490,6 +503,7 @@ class Maker:
         segments = item.get("segments") or {}
         if not isinstance(segments, dict) or not all(isinstance(v, str) for v in segments.values()):
             raise _Wrong("type", f"segments: {segments!r}")
+        self._text("segments", *segments.keys(), *segments.values())
         verdict, flagged, policy = item.get("verdict"), item.get("flagged"), item.get("policy")
         if flagged is not None and (not isinstance(flagged, bool) or verdict is not None):
             raise _Wrong("type", f"flagged: {flagged!r} (true or false, and not beside verdict)")
@@ -497,6 +511,7 @@ class Maker:
             raise _Wrong("type", f"verdict: {verdict!r} (one of {', '.join(_VERDICT)})")
         if policy is not None and not isinstance(policy, str):
             raise _Wrong("type", f"policy: {policy!r}")
+        self._text("policy", policy or "")
         code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]
         self.clipped += int(clipped[0])
         return ident, ts, (model, version), clean[0], code, combo_of(segments, self.decoder.segment_names(model)), policy or ""
@@ -561,6 +576,17 @@ class Maker:
             self.now,
             self.clipped,
         )
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and 0 < len(value) <= 128
+
+
+def _encode(*columns: Iterable[Any]) -> None:
+    """Raise UnicodeEncodeError when a text, or one of the pairs of texts, cannot be written."""
+    for column in columns:
+        for value in column:
+            "".join(value if isinstance(value, str) else (text for pair in value for text in pair)).encode()
 
 
 def _spread(value: Any, n: int) -> list[Any]:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from monitor.core.events import UNDECIDED, VERDICTS, Batch, Coded, Predictions, Rejection, valid_epochs, valid_scores
-from monitor.formats.json import Decoder, combo_of
+from monitor.formats.json import Decoder, Name, combo_of
 
 
 class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -20,8 +20,8 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     id: str
     ts: bytes
     score: bytes
-    model: str
-    version: str
+    model: Name
+    version: Name
     segments: bytes | None = None
     combos: list[dict[str, str]] = []
     verdict: bytes | None = None
@@ -59,7 +59,7 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
         raise ValueError(f"segments must be positions in combos, verdict one of {VERDICTS[:5]} by position")
     ms, in_time = valid_epochs(ts)
     clean, inside, clipped = valid_scores(score)
-    sized = np.fromiter((0 < len(i) <= 256 for i in ids), bool, f.n)
+    sized = np.fromiter((0 < len(i) <= 256 or 0 < len(i.decode()) <= 256 for i in ids), bool, f.n)
     rejected = []
     for i in np.flatnonzero(~(in_time & inside & sized)).tolist():
         value = float(score[i])

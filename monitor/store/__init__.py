@@ -1,5 +1,6 @@
 """The store: rows once, counts never. A row exists iff the transaction that moved the tail committed."""
 
+import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,8 +70,9 @@ def _filesystem(path: Path) -> str:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
         return ""
-    holds = [(len(at), kind) for at, kind in mounts if path.is_relative_to(at.replace("\\040", " "))]
-    return max(holds)[1] if holds else ""
+    # Of several mounts at one place the last one is on top.
+    holds = [(len(at), i, kind) for i, (at, kind) in enumerate(mounts) if path.is_relative_to(at.replace("\\040", " "))]
+    return max(holds)[2] if holds else ""
 
 
 class Store:
@@ -120,7 +122,17 @@ class Store:
         self._masks: list[U64x2] = [self.hasher.version(*name) for name in self.versions.names]
         self.head, self.tail = int(meta["head"]), int(meta["tail"])
         self._remove_orphans()
+        self._check_files()
         self.ring = Ring(self.folder, meta["generation"], meta["capacity"], self.durable)
+        try:
+            self._replay()
+        except BaseException:
+            self.ring.close()
+            raise
+
+    def _replay(self) -> None:
+        """Make all that is kept in memory from the files."""
+        meta = self.meta
         self.ring.unlabel(max(self.head, int(meta["labels_tail"])), self.tail)
         self._hits = 0
         for (data,) in self.log.db.execute("select data from hits order by seq").fetchall():
@@ -128,6 +140,7 @@ class Store:
         self.closed = self.log.closed()
         self.recount = self.log.recounts()
         self.keep_from: dict[int, int] = {}
+        self.left: dict[int, int] = {int(v): day for v, day in json.loads(meta.get("left", "{}")).items()}
         self.touched: set[tuple[int, int]] = set()
         self.newest: dict[int, int] = {}
         self.conflicts = self.overflown_combos = 0
@@ -141,9 +154,16 @@ class Store:
             if path.name not in keep:
                 path.unlink()
 
-    def _reindex(self) -> None:
-        """Build the index and the spans from the rows."""
-        self.index = Index(max(self.tail - self.head, FIRST_CAPACITY // 2))
+    def _check_files(self) -> None:
+        """Refuse to go on with rows that the log has and the files have not: new files would hold zeros in their place."""
+        for name, dtype in (("rows", ROW), ("labels", LABEL)):
+            path = self.folder / f"{name}.{self.meta['generation']}.bin"
+            if self.tail and (not path.exists() or path.stat().st_size < self.meta["capacity"] * dtype.itemsize):
+                raise StateError(f"{path}: missing or too short; restore it together with log.db or use a new `state`")
+
+    def _reindex(self, more: int = 0) -> None:
+        """Build the index and the spans from the rows, with room for so many more."""
+        self.index = Index(max(self.tail - self.head + more, FIRST_CAPACITY // 2))
         self.spans: dict[tuple[int, int], Span] = {}
         for number, part in self.ring.pieces(self.head, self.tail):
             rows = self.ring.rows[part]
@@ -210,9 +230,11 @@ class Store:
         Of several with the same id the first wins, whenever it came; others with different content are counted as
         conflicts. `positions` are committed with the rows.
         """
-        new_versions, new_policies = self.versions.new(p.version.names), self.policies.new(p.policy.names)
-        room = max(0, _MAX_CODES - len(self.combos.names))
-        new_combos = self.combos.new(p.combo.names)[:room]
+        new_versions = self.versions.new(_used(p.version))
+        new_combos, new_policies = (
+            book.new(_used(column))[: max(0, _MAX_CODES - len(book.names))]
+            for book, column in ((self.combos, p.combo), (self.policies, p.policy))
+        )
         masks = self._masks + [self.hasher.version(*name) for name in new_versions]
         version = self._codes(self.versions, new_versions, p.version)
         keys = p.ids ^ np.array(masks, np.uint64).reshape(-1, 2)[version]
@@ -247,10 +269,11 @@ class Store:
 
     def _codes(self, book: Book, new: list[Any], column: Coded) -> NDArray[np.int64]:
         later = {name: len(book.names) + i for i, name in enumerate(new)}
-        # A name past the bound of its book shares code 0; only segment combinations can get there.
+        # A name past the bound of its book shares code 0, as do names that no row has.
         lut = np.array([book.code.get(name, later.get(name, -1)) for name in column.names], np.int64)
         if (over := lut < 0).any():
-            self.overflown_combos += int(over[column.codes].sum())
+            if book is self.combos:
+                self.overflown_combos += int(over[column.codes].sum())
             lut[over] = 0
         return lut[column.codes]
 
@@ -279,14 +302,18 @@ class Store:
         if need > self.ring.capacity:
             capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)
             bigger = self.ring.grown(self.head, self.tail, capacity)
-            with self.log.transaction():
-                self.log.set_meta({"generation": bigger.generation, "capacity": capacity, "labels_tail": self.tail})
-                self.log.db.execute("delete from hits")
+            try:
+                with self.log.transaction():
+                    self.log.set_meta({"generation": bigger.generation, "capacity": capacity, "labels_tail": self.tail})
+                    self.log.db.execute("delete from hits")
+            except BaseException:
+                bigger.close()  # which of the two rings counts is for the log to say when it is opened again
+                raise
             old, self.ring, self._hits = self.ring, bigger, 0
             old.remove()
-            self._reindex()
+            self._reindex(n)
         elif self.index.used + n > 0.6 * len(self.index.entries):
-            self._reindex()
+            self._reindex(n)
 
     def label(self, labels: Labels, positions: Mapping[str, str]) -> NDArray[np.int8]:
         """Store labels and return for each UNKNOWN, TOO_OLD, OLD_NEWS or NEWS; on return they are on the disk.
@@ -303,7 +330,7 @@ class Store:
                 slot = self._find(labels.ids[at] ^ self._masks[v])
                 hit = at[slot >= 0]
                 slot = slot[slot >= 0]
-                kept = self.ring.rows["ts"][slot] // DAY >= self.keep_from.get(v, 0)
+                kept = self.ring.rows["ts"][slot] // DAY >= max(self.keep_from.get(v, 0), self.left.get(v, 0))
                 became[hit[~kept]] = np.maximum(became[hit[~kept]], TOO_OLD)
                 which.append(hit[kept])
                 slots.append(slot[kept])
@@ -396,16 +423,21 @@ class Store:
     ) -> list[Entry]:
         """Commit a tick as one transaction: final day tables, journal entries, the tick itself, and the rows that may leave.
 
-        `keep_from` says for each version from which day on its rows are still needed for corrections.
+        `keep_from` says for each version from which day on its rows are still needed for corrections. Days of which rows
+        left stay past their corrections, whatever it says later: counted again they would lose those rows.
         """
         closed = self.closed | {k: (t["all"].n, t["all"].labelled) for k, t in days.items()}
-        head = self._new_head(closed, keep_from)
+        head = self._new_head(closed, keep_from, self.recount - days.keys())
+        left = dict(self.left)
+        for (version, day), span in self.spans.items():
+            if span.first < head:
+                left[version] = max(left.get(version, 0), day + 1)
         with self.log.transaction():
             for (version, day), tables in days.items():
                 self.log.put_day(version, day, tables)
             added = self.log.add_entries(now, "agent", entries)
-            self.log.set_meta({"head": head, "last_tick": now, **meta})
-        self.closed = closed
+            self.log.set_meta({"head": head, "last_tick": now, "left": json.dumps(left), **meta})
+        self.closed, self.left = closed, left
         self.recount -= days.keys()
         self.touched.clear()
         self.keep_from = dict(keep_from)
@@ -414,9 +446,11 @@ class Store:
             self._leave(head)
         return added
 
-    def _new_head(self, closed: Mapping[tuple[int, int], Any], keep_from: Mapping[int, int]) -> int:
-        """Return the first row that has to stay: rows before it are of closed days past their corrections."""
-        staying = [s.first for (v, d), s in self.spans.items() if (v, d) not in closed or d >= keep_from[v]]
+    def _new_head(
+        self, closed: Mapping[tuple[int, int], Any], keep_from: Mapping[int, int], recount: set[tuple[int, int]]
+    ) -> int:
+        """Return the first row that has to stay: rows before it are of closed and counted days past their corrections."""
+        staying = [s.first for (v, d), s in self.spans.items() if (v, d) not in closed or d >= keep_from[v] or (v, d) in recount]
         return max(self.head, min(staying, default=self.tail))
 
     def _leave(self, head: int) -> None:
@@ -433,6 +467,11 @@ class Store:
         self.checkpoint()
         self.ring.close()
         self.log.close()
+
+
+def _used(column: Coded) -> list[Any]:
+    """Return the names that some row has; others, of rows that were rejected, get no code."""
+    return [column.names[code] for code in np.flatnonzero(np.bincount(column.codes)).tolist()]
 
 
 def _days_of(keys: Ints) -> set[tuple[int, int]]:

@@ -4,11 +4,12 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from monitor.core.policy import IDENTITY, Limit, Policy, from_json
 from monitor.core.tables import next_edge
@@ -26,6 +27,11 @@ class Pointer:
     who: str
     reason: str
     at: int
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    """Return (epoch, number) of an id that has this form; others come before all of these."""
+    return tuple(map(int, name.split("-"))) if re.fullmatch("[0-9]+-[0-9]+", name) else ()
 
 
 def checksum(policy: Policy) -> str:
@@ -86,16 +92,16 @@ class Policies:
 
     def ids(self, version: str) -> list[str]:
         """Return the ids of all policies of a version, oldest first."""
-        names = [p.stem for p in self.of(version).glob("*.json") if p.stem != "current"]
-        return sorted(names, key=lambda name: [int(part) for part in name.split("-")] if name.replace("-", "").isdigit() else [])
+        names = [unquote(p.stem) for p in self.of(version).glob("*.json") if p.stem != "current"]
+        return sorted(names, key=lambda name: (_numbers(name), name))
 
     def create(self, version: str, threshold: float, at: int, provenance: dict[str, object]) -> Policy:
         """Write the next policy and return it; the threshold moves up to the next grid edge. Hold the lock.
 
         Ids are `epoch-number`: the epoch is when this folder got its first policy, so a lost folder never reuses one.
         """
-        ids = self.ids(version)
-        epoch, number = (ids[-1].split("-")[0], int(ids[-1].split("-")[1]) + 1) if ids else (str(at // 1000), 1)
+        last = max(map(_numbers, self.ids(version)), default=())
+        epoch, number = (last[0], last[1] + 1) if last else (at // 1000, 1)
         undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
         policy = Policy(f"{epoch}-{number}", self.model, version, {"all": next_edge(threshold)}, IDENTITY, undo, provenance)
         return self.add(replace(policy, checksum=checksum(policy)))
@@ -103,6 +109,8 @@ class Policies:
     def add(self, policy: Policy) -> Policy:
         """Write a policy whose checksum is set. Hold the lock."""
         path = self.of(policy.version) / f"{quote(policy.id, safe='')}.json"
+        if policy.id in ("", "current"):
+            raise PolicyError(f"{path}: the id of a policy must not be {policy.id!r}")
         if path.exists():
             raise PolicyError(f"{path}: exists; policies never change")
         self._write(path, policy.to_json())

@@ -24,6 +24,15 @@ def _open(path: Path, dtype: np.dtype[Any], capacity: int) -> int:
     return fd
 
 
+def _flush_folder(folder: Path) -> None:
+    """Bring the names of new files to the disk, before a commit speaks of them."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class Ring:
     """Row r is at slot r % capacity. The files of each capacity have their own generation number in their names."""
 
@@ -32,10 +41,16 @@ class Ring:
         self.folder, self.generation, self.capacity = folder, generation, capacity
         self.paths = (folder / f"rows.{generation}.bin", folder / f"labels.{generation}.bin")
         self._rows_fd = _open(self.paths[0], ROW, capacity)
-        labels_fd = _open(self.paths[1], LABEL, capacity)
-        os.close(labels_fd)
-        self._rows_map = np.memmap(self.paths[0], ROW, "r", shape=(capacity,))
-        self._labels_map = np.memmap(self.paths[1], LABEL, "r+", shape=(capacity,))
+        try:
+            labels_fd = _open(self.paths[1], LABEL, capacity)
+            os.close(labels_fd)
+            self._rows_map = np.memmap(self.paths[0], ROW, "r", shape=(capacity,))
+            self._labels_map = np.memmap(self.paths[1], LABEL, "r+", shape=(capacity,))
+            if durable:
+                _flush_folder(folder)
+        except BaseException:
+            self.close()
+            raise
         self.rows: NDArray[Any] = self._rows_map.view(np.ndarray)
         self.labels: NDArray[Any] = self._labels_map.view(np.ndarray)
 
@@ -81,16 +96,22 @@ class Ring:
     def grown(self, first: int, last: int, capacity: int) -> "Ring":
         """Return a larger ring on new files that holds rows first to last - 1 and their labels, all on disk."""
         bigger = Ring(self.folder, self.generation + 1, capacity, self.durable)
-        for number, part in self.pieces(first, last):
-            rows, labels = self.rows[part], self.labels[part]
-            bigger.write(number, rows)
-            bigger.labels[bigger.slots(number, number + len(rows))] = labels
-        bigger.flush_labels()
+        try:
+            for number, part in self.pieces(first, last):
+                rows, labels = self.rows[part], self.labels[part]
+                bigger.write(number, rows)
+                bigger.labels[bigger.slots(number, number + len(rows))] = labels
+            bigger.flush_labels()
+        except BaseException:
+            bigger.remove()
+            raise
         return bigger
 
     def close(self) -> None:
-        """Close the files; the maps go with their last array."""
-        os.close(self._rows_fd)
+        """Close the files, once; the maps go with their last array."""
+        fd, self._rows_fd = self._rows_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def remove(self) -> None:
         """Close and delete the files."""
