@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -81,6 +82,7 @@ _MONTH = (
 _STEPS = np.arange(1, 20) / 20
 _STEP_BINS = np.append(np.searchsorted(EDGES, _STEPS), len(EDGES))
 TIMELINE = 20_000
+"""So many of the newest timeline items are kept."""
 
 
 @dataclass(slots=True)
@@ -140,7 +142,8 @@ class Agent:
         kinds = {"http" if isinstance(s, HttpSource) else "file" for s in config.sources}
         self.exporter = Exporter(version, kinds, config.tick / 1000 if config.clock == "wall" else None)
         self.counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self.timeline: list[dict[str, Any]] = []
+        self.timeline: deque[dict[str, Any]] = deque(maxlen=TIMELINE)
+        self.told = 0
         self.timeline_days = False
         self.newest_label: dict[str, int] = {}
         self.alerts: dict[tuple[str, str, str], Alert] = {}
@@ -158,7 +161,7 @@ class Agent:
         self.standings = guards.standings(journal)
         self.last_change = {(e.model, e.version): e for e in journal if e.kind in ("activated", "rolled_back")}
         for entry in journal:
-            if entry.kind == "alert":
+            if entry.kind in ("alert", "decision"):
                 self._fold(entry)
         self.watched: dict[int, Watched] = {}
         self.counted = self.store.tail
@@ -186,8 +189,11 @@ class Agent:
 
     def _fold(self, entry: Entry) -> None:
         key = entry.model, entry.version, entry.body["rule"]
-        if entry.body["state"] == "resolved":
+        if entry.kind == "decision":
+            self.decided[key] = entry.body["reason"]
+        elif entry.body["state"] == "resolved":
             self.alerts.pop(key, None)
+            self.decided.pop(key, None)
         else:
             self.alerts[key] = Alert(key[2], *key[:2], entry.body["severity"], entry.body["state"], entry.body["since"])
 
@@ -867,7 +873,8 @@ class Agent:
         return max(newest, self.clock.now or 0) or wall()
 
     def _only_version(self, name: str) -> str:
-        live = [w.name for w in self.watched.values() if w.model.name == name and w.model.role(w.name) == "live"]
+        mine = [w for w in self.watched.values() if w.model.name == name and w.model.role(w.name) == "live"]
+        live = [w.name for w in mine if self.clock.last is None or self._active(w, self.clock.last)] or [w.name for w in mine]
         if len(live) != 1:
             found = ", ".join(live) or "none yet"
             raise PolicyError(f"say which version of {name}: live versions are {found}")
@@ -961,7 +968,8 @@ class Agent:
             self._item({"kind": e.kind, "at": iso(e.at), "model": e.model, "version": e.version, "who": e.who, **body})
 
     def _item(self, item: dict[str, Any]) -> None:
-        self.timeline.append({"seq": len(self.timeline), **item})
+        self.timeline.append({"seq": self.told, **item})
+        self.told += 1
 
 
 def _kind(source: str) -> str:

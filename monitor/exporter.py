@@ -54,7 +54,7 @@ class Exporter(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
-        self.text = b""
+        self.render(self.snapshot)
 
     def describe(self) -> Iterable[Any]:
         """Return nothing: names come from the contract and registration must not collect."""

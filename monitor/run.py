@@ -22,7 +22,7 @@ from monitor.actions.rollback import PolicyError
 from monitor.agent import Agent
 from monitor.clock import EventClock, wall
 from monitor.config import Address, Config, HttpSource
-from monitor.core.events import DAY, Batch, Receipt
+from monitor.core.events import DAY, FUTURE, Batch, Receipt
 from monitor.core.snapshot import Snapshot
 from monitor.server import api_app, metrics_app, serve
 from monitor.sources import http
@@ -161,7 +161,7 @@ class Loop:
         """Do what there is to do; return whether there was nothing."""
         if self._failed:
             self._try_reopen()
-        idle = self._failed or not self.feed()
+        idle = self._failed or self.stopping.is_set() or not self.feed()
         jobs = self.inbox.take(0.2 if idle else 0.0)
         self.work(jobs)
         if not self._published or (self._events and time.monotonic() - self._published > _REFRESH):
@@ -194,7 +194,7 @@ class Loop:
             except Full as e:
                 self._refuse(group, http.Busy(str(e)))
             except Exception as e:
-                if not isinstance(e, LookupError | ValueError | PolicyError | http.Failed):
+                if group[0].batch is not None or not isinstance(e, LookupError | ValueError | http.Failed):
                     log.exception("a request failed")
                 self._refuse(group, e)
             else:
@@ -222,8 +222,10 @@ class Loop:
                     f.source.close()
                 old.store.log.close()
                 old.store.ring.close()
-            self.agent = self._reopen()
-            self.agent.counters, self.agent.timeline = old.counters, old.timeline
+            fresh = self._reopen()
+            # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
+            fresh.counters, fresh.timeline, fresh.told, fresh.exporter = old.counters, old.timeline, old.told, old.exporter
+            self.agent = fresh
             self.feeds = [Feed(s) for s in self.agent.file_sources()]
             self._failed = False
         except Exception as e:
@@ -242,8 +244,8 @@ class Loop:
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
         ts = batch.ts()
-        horizon = wall() + DAY
-        ts = np.where(ts > horizon, 0, ts)  # such events will be rejected; they must not move the clock
+        latest = wall() + FUTURE
+        ts = np.where(ts > latest, 0, ts)  # such events will be rejected; they must not move the clock
         high = np.maximum(np.maximum.accumulate(ts), self._newest_http) if len(ts) else ts
         index = batch.index()
         if len(high) and high[-1]:
@@ -251,8 +253,8 @@ class Loop:
         receipts = []
         at, first = 0, 0
         while at < len(high):
-            assert clock.boundary is not None
-            k = int(np.searchsorted(high, clock.boundary)) if self._others_passed(clock.boundary) else len(high)
+            b = clock.boundary
+            k = int(np.searchsorted(high, b)) if b is not None and self._others_passed(b) else len(high)
             last = batch.size if k == len(high) else int(index[k])
             part = batch if (first, last) == (0, batch.size) else batch.between(first, last)
             if k > at or k == len(high):
@@ -262,7 +264,7 @@ class Loop:
                 self._tick_once(clock, int(high[k]))
         if len(high):
             self._newest_http = int(high[-1])
-        if batch.now is not None and batch.now <= horizon:
+        if batch.now is not None and batch.now <= latest:
             clock.begin(batch.now)
             self._newest_http = max(self._newest_http, batch.now)
             if self._others_passed(batch.now):
@@ -371,8 +373,8 @@ class Running:
 
     @property
     def timeline(self) -> list[dict[str, Any]]:
-        """Return what happened since the start."""
-        return self.loop.agent.timeline
+        """Return what happened since the start, the newest 20,000 items."""
+        return list(self.loop.agent.timeline)
 
     def refused(self, reason: str) -> None:
         """Count a request of which nothing was taken."""
@@ -426,13 +428,17 @@ class Running:
         return self.loop.agent.all_months(name)
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(name: str, address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     # Connections inherit it; without it each answer waits 40 ms for the sender's delayed acknowledgement.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((address.host, address.port))
+    try:
+        sock.bind((address.host, address.port))
+    except OSError as e:
+        sock.close()
+        raise OSError(f"{name}: cannot listen on {address} ({e.strerror}); stop what uses it or write another address") from None
     sock.listen(1024)
     sock.setblocking(False)
     return sock
@@ -458,7 +464,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
 
     Raises StateError when the state cannot be used and OSError when an address cannot be bound.
     """
-    listen = [_bind(config.api), _bind(config.metrics)]
+    listen = [_bind("api", config.api), _bind("metrics", config.metrics)]
     agent = Agent(config, version)
     http_source = next((s for s in config.sources if isinstance(s, HttpSource)), HttpSource())
     loop = Loop(agent, lambda: Agent(config, version), Inbox(http_source.queue))
@@ -496,12 +502,13 @@ def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None],
     agent = Agent(config, version, durable)
     agent.timeline_days = days
     loop = Loop(agent, lambda: Agent(config, version, durable), Inbox(1))
-    told = 0
+
+    def tell() -> None:
+        while agent.timeline:
+            item(agent.timeline.popleft())
+
     while loop.feed():
-        for entry in agent.timeline[told:]:
-            item(entry)
-        told = len(agent.timeline)
+        tell()
     loop.finish()
-    for entry in agent.timeline[told:]:
-        item(entry)
+    tell()
     loop.close()

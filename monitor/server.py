@@ -149,9 +149,9 @@ def api_app(api: Api) -> Starlette:
 
     async def timeline(request: Request) -> Response:
         since = request.query_params.get("since", "0")
-        if not since.isdigit():
+        if not since.isdecimal() or len(since) > 18:
             raise problem(400, f"since must be a number, found {since!r}")
-        return json_response(api.timeline[int(since) :])
+        return json_response([item for item in api.timeline if item["seq"] >= int(since)])
 
     async def bins(request: Request) -> Response:
         snapshot = await api.fresh()
@@ -190,6 +190,8 @@ def api_app(api: Api) -> Starlette:
             threshold = given.get("threshold")
             if kind == "activate" and given.get("policy") is None and type(threshold) not in (int, float):
                 raise problem(400, 'send "threshold" (a number) or "policy" (a whole policy)')
+            if not isinstance(given.get("version"), str | None):
+                raise problem(400, '"version" must be a text')
             who = str(given.get("who") or "api")
             wanted = {"threshold": threshold, "policy": given.get("policy")} if kind == "activate" else {}
             name, version = request.path_params["model"], given.get("version")
@@ -336,10 +338,18 @@ def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, 
 
 
 _COLUMNS = ("flagged_share", "prevalence", "mean_score", "bias", "ece", "brier", "roc_auc", "recall", "precision")
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#1b1f24;background:#fff}table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.3rem .8rem;border-bottom:1px solid #d8dee4;text-align:right;white-space:nowrap}th{background:#f6f8fa}
-td:first-child,th:first-child{text-align:left}small{color:#636c76}.firing{color:#cf222e;font-weight:600}
-@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}th{background:#161b22}th,td{border-color:#30363d}}"""
+_STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #1b1f24; background: #fff }
+table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap }
+th { background: #f6f8fa }
+td:first-child, th:first-child { text-align: left }
+small { color: #636c76 }
+.firing { color: #cf222e; font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  body { color: #e6edf3; background: #0d1117 } th { background: #161b22 } th, td { border-color: #30363d }
+}
+"""
 
 
 def page_of(s: Snapshot) -> str:
@@ -358,19 +368,23 @@ def page_of(s: Snapshot) -> str:
         )
     head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in _COLUMNS)
     alerts = "".join(
-        f"<tr><td class='{a.state}'>{a.state}</td><td>{text(a.model)} {text(a.version)}</td><td>{text(a.rule)}</td><td>{a.severity}</td>"
-        f"<td>{iso(a.since)}</td><td>{_cell(a.observed)}</td></tr>"
+        f"<tr><td class='{a.state}'>{a.state}</td><td>{text(a.model)} {text(a.version)}</td><td>{text(a.rule)}</td>"
+        f"<td>{a.severity}</td><td>{iso(a.since)}</td><td>{_cell(a.observed)}</td></tr>"
         for a in s.alerts
     )
     none = "<tr><td colspan='6'>No alert is pending or firing.</td></tr>"
     empty = f"<tr><td colspan='{len(_COLUMNS) + 3}'>No events yet.</td></tr>"
     at = "before the first tick" if s.at is None else f"at {iso(s.at)}"
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
-<meta name="viewport" content="width=device-width"><title>Scorewatch</title><style>{_STYLE}</style></head><body><h1>Scorewatch</h1>
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
+<meta name="viewport" content="width=device-width"><title>Scorewatch</title><style>{_STYLE}</style></head>
+<body><h1>Scorewatch</h1>
 <p>State {at}. Estimates are of the last 28 mature days, with their intervals.</p>
 <table><tr><th>model</th><th>waiting</th><th>threshold</th>{head}</tr>{"".join(rows) or empty}</table>
-<h2>Alerts</h2><table><tr><th>state</th><th>model</th><th>rule</th><th>severity</th><th>since</th><th>observed</th></tr>{alerts or none}</table>
-</body></html>"""
+<h2>Alerts</h2>
+<table><tr><th>state</th><th>model</th><th>rule</th><th>severity</th><th>since</th><th>observed</th></tr>{alerts or none}</table>
+</body></html>
+"""
 
 
 def _cell(e: Estimate | None) -> str:

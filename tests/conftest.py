@@ -58,7 +58,10 @@ class Agent:
         """Start the process and wait until it listens."""
         with self.log.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "monitor", "run", "--config", str(self.config)], stdout=subprocess.PIPE, stderr=err, text=True
+                [sys.executable, "-m", "monitor", "run", "--config", str(self.config)],
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
             )
         first = self.process.stdout.readline()
         assert first, self.log.read_text()
@@ -105,7 +108,9 @@ class Agent:
 
     def gauge(self, name, **labels):
         """Return the value of the one series of that name with these labels, None when it is absent."""
-        found = [v for k, v in self.metrics().items() if k.split("{")[0] == name and all(f'{a}="{b}"' in k for a, b in labels.items())]
+        found = [
+            v for k, v in self.metrics().items() if k.split("{")[0] == name and all(f'{a}="{b}"' in k for a, b in labels.items())
+        ]
         assert len(found) < 2, (name, labels, found)
         return found[0] if found else None
 

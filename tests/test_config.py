@@ -404,7 +404,8 @@ def test_action_needs_an_acting_basis(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_hide_tokens() -> None:
     """No error about tokens and no repr shows one."""
     found = errors("tokens: {ingest: 's e c r e t', decide: [secret], secrt: secret}\nmodels: {a: }") + errors("tokens: secret")
-    assert "secret" not in found and "s e c r e t" not in found
+    assert "secret" not in found
+    assert "s e c r e t" not in found
     assert "secret" not in repr(read("tokens: {ingest: secret}\nmodels: {a: }"))
 
 
@@ -706,7 +707,8 @@ models:
     assert read(describe(want, secrets=True)) == want
     assert "mode: off\n" in describe(want)
     assert "decide: env:DECIDE\n" in describe(want)
-    assert "secret" not in describe(want, secrets=True) and "literal" not in describe(want)
+    assert "secret" not in describe(want, secrets=True)
+    assert "literal" not in describe(want)
     assert errors(describe(want)) == (
         "f.yaml: tokens.ingest: found '***', which only hides a token; write the token itself or env:NAME"
     )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -305,6 +306,8 @@ def test_demo_tells_the_story(tmp_path):
     assert len(volume) == len(back) == 1
     assert "2013-06-15 00:00" < volume[0] < "2013-06-16 00:00"
     assert "; 0 rejected." in done.stdout
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert [line for line in lines[3:] if line and " events in " not in line and line not in readme] == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,6 +28,11 @@ def activate(policies: Policies, version: str, policy: Policy | float, who: str,
     """Write the policy (or the next one, with this threshold) and return the change that makes it current."""
     with policies.lock():
         if isinstance(policy, Policy):
+            # Looked at before it is written: a policy never changes, so a wrong one would keep its id for ever.
+            if (policy.model, policy.version) != (policies.model, version):
+                raise PolicyError(f"the policy is for {policy.model} {policy.version}, not for {policies.model} {version}")
+            if checksum(policy) != policy.checksum:
+                raise PolicyError("the checksum of the policy does not hold; leave it out and it is computed")
             if policy.id not in policies.ids(version):
                 policies.add(policy)
             made = policies.read(version, policy.id)

@@ -75,13 +75,17 @@ def from_json(text: str) -> Policy:
     try:
         body["undo"] = tuple(Limit(**limit) for limit in body["undo"])
         policy = Policy(**body)
+        named = all(isinstance(name, str) for name in (policy.id, policy.model, policy.version, policy.checksum))
         valid = "all" in policy.thresholds and all(0.0 <= t <= 1.0 and next_edge(t) == t for t in policy.thresholds.values())
-    except (TypeError, KeyError, AttributeError) as e:
+        known = dict(policy.calibrator) == IDENTITY
+    except (TypeError, ValueError, KeyError, AttributeError) as e:
         raise ValueError(f"not a policy: {e}") from None
+    if not named:
+        raise ValueError("not a policy: id, model, version and checksum must be texts")
     if not valid:
         raise ValueError("not a policy: thresholds must hold an edge of the grid in [0, 1] for the slice all")
-    if dict(policy.calibrator) != IDENTITY:
-        raise ValueError(f"not a policy this version can apply: calibrator {dict(policy.calibrator)}")
+    if not known:
+        raise ValueError(f"not a policy this version can apply: calibrator {policy.calibrator}")
     return policy
 
 

@@ -182,7 +182,7 @@ def _stream(url: str, metrics: str, live: list[Flight], chosen: float, speed: fl
             screen.progress((at - LIVE) / (last - LIVE), at, sent)
             if speed > 0 and (ahead := (at - LIVE) / _DAY / speed - (time.monotonic() - begun)) > 0:
                 time.sleep(ahead)
-    client.send("labels", [{"now": last + 3 * _DAY}])
+    client.send("labels", [{"now": (last // _DAY + 1) * _DAY}])
     screen.clear()
     screen.show(client.call("GET", f"/v1/timeline?since={screen.seen}")[1])
     return _summary(client, sent, time.monotonic() - begun)
@@ -193,17 +193,16 @@ def _summary(client: Client, sent: int, seconds: float) -> int:
     state = client.call("GET", "/v1/state")[1]
     fired = [i for i in items if i["kind"] == "alert" and i["state"] == "firing"]
     back = [i for i in items if i["kind"] == "rolled_back"]
-    counters = {c["name"]: c["value"] for c in state["counters"]}
     rejected = sum(c["value"] for c in state["counters"] if c["name"] == "scorewatch_events_rejected_total")
-    (v,) = state["versions"] or [None]
+    (v,) = state["versions"]
     print(f"\n{sent:,} events in {seconds:.0f} s; {rejected:.0f} rejected.")
     calibration = ", ".join(i["at"][:10] for i in fired if i["rule"] == "calibration")
-    print(f"The calibration alert fired on {calibration}.")
+    still = " and still fires" if any(a["rule"] == "calibration" for a in state["alerts"]) else ""
+    print(f"The calibration alert fired on {calibration}{still}.")
     for i in back:
         print(
             f"The careless threshold of {CARELESS} was rolled back to policy {i['policy']} at {i['at'][:16].replace('T', ' ')}."
         )
-    if v is not None:
-        print(f"{v['never_labelled']:,} of the last {v['matured']:,} mature flights were never labelled; they count as neither.")
-    assert counters
+    print(f"Of the last {v['matured']:,} mature flights {v['never_labelled']:,} never arrived: neither late nor on time.")
+    print(f"{v['waiting']:,} flights still wait for their labels.")
     return 0 if back and calibration and not rejected else 1

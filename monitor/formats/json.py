@@ -118,7 +118,7 @@ def parse_time(value: Any) -> int:
             value = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
         except (ValueError, OverflowError):
             raise ValueError(f"{value!r}") from None
-    elif not math.isfinite(value):
+    elif not -1e20 < value < 1e20:
         raise ValueError(f"{value!r}")
     if EARLIEST <= value < LATEST:
         return int(value)
@@ -135,7 +135,9 @@ def times(values: list[Any]) -> tuple[Ints, NDArray[np.bool_]]:
     try:
         if all(type(v) is int for v in values):
             return valid_epochs(np.array(values, np.int64))
-        if all(type(v) is str and len(v) > 9 and "+" not in v and "-" not in v[10:] and not v.isdigit() for v in values):
+        if all(
+            type(v) is str and len(v) > 9 and "+" not in v and not {"-", "Z"} & {*v[10:-1]} and not v.isdigit() for v in values
+        ):
             ms = np.array([v.removesuffix("Z") for v in values], "datetime64[ms]").astype(np.int64)
             return valid_epochs(ms)
     except (ValueError, OverflowError):
@@ -207,7 +209,7 @@ class Decoder:
         for decoder in (lean_label,) if kind == "labels" else (lean_prediction, full_prediction):
             try:
                 items: Any = decoder.decode_lines(part)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             return made.typed(items, kind)
         return False
@@ -218,35 +220,38 @@ class Decoder:
         if body.lstrip()[:1] == b"[":
             try:
                 items: list[Any] = list(_raws.decode(body))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 items = _loads(body)  # bare NaN somewhere: only the items that hold it are rejected
             for item in items:
                 made.add(item)
             return made.batch()
         try:
             head = _head.decode(body)
-        except msgspec.DecodeError:
-            head = None
-        first = b"" if head is None or isinstance(head.id, UnsetType) else bytes(head.id)[:1]
-        if first == b'"' and head is not None and not isinstance(head.n, UnsetType):
+        except (msgspec.DecodeError, RecursionError):
+            item = _loads(body)  # bare NaN somewhere: only the rows that hold it are rejected
+            if isinstance(item, dict) and isinstance(item.get("id"), list):
+                return self._list_columns(item, kind)
+            made.add(item)
+            return made.batch()
+        first = b"" if isinstance(head.id, UnsetType) else bytes(head.id)[:1]
+        if first == b'"' and not isinstance(head.n, UnsetType):
             from monitor.formats import packed
 
             return packed.decode(self, body)
         if first == b"[":
-            return self._list_columns(body, kind)
-        made.add(body if head is not None else _loads(body))
+            return self._list_columns(_loads(body), kind)
+        made.add(body)
         return made.batch()
 
-    def _list_columns(self, body: bytes, kind: str) -> Batch:
+    def _list_columns(self, columns: dict[str, Any], kind: str) -> Batch:
         made = Maker(self, kind)
-        columns = _loads(body)
         n = len(columns["id"])
         combos = columns.pop("combos", None)
         for name, column in columns.items():
             if isinstance(column, list) and len(column) != n:
                 raise ValueError(f"column {name} has {len(column)} values, id has {n}")
         if combos is not None:
-            codes = columns.get("segments")
+            codes: Any = columns.get("segments")
             valid = isinstance(combos, list) and isinstance(codes, list)
             if not valid or not all(type(c) is int and 0 <= c < len(combos) for c in codes):
                 raise ValueError("segments must hold positions in combos")
@@ -261,9 +266,14 @@ class Decoder:
 def _loads(body: bytes) -> Any:
     """Return any JSON, bare NaN and Infinity included; raise ValueError when it is unreadable."""
     try:
-        return json.loads(body)
+        return json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as e:
         raise ValueError(f"not JSON: {e}") from None
+
+
+def _integer(text: str) -> int | float:
+    """Return the number; one past what a float can hold is infinite, so it is rejected and overflows nowhere."""
+    return int(text) if len(text) < 300 else float(text)
 
 
 class Maker:
@@ -280,8 +290,8 @@ class Maker:
         self._slow: dict[str, list[tuple[Any, ...]]] = {"predictions": [], "labels": []}
 
     def reject(self, index: int, reason: str, detail: str) -> None:
-        """Note an event that is not taken."""
-        self.rejected.append(Rejection(index, reason, detail[:200]))
+        """Note an event that is not taken; the detail may quote a lone surrogate, which no answer could hold."""
+        self.rejected.append(Rejection(index, reason, detail[:200].encode("utf-8", "backslashreplace").decode()))
 
     # The fast paths: whole lists of typed structs, or whole columns.
 
@@ -349,8 +359,8 @@ class Maker:
                 combo,
                 policy,
             )
-            _encode(policy.names, combo.names)
-        except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError):
+            _encode(names.names, policy.names, combo.names)
+        except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError, RecursionError):
             return False
         self.clipped += int(clipped.sum())
         self._predictions.append(made)
@@ -414,8 +424,8 @@ class Maker:
         """Take or reject one event given as JSON text or as parsed JSON."""
         if isinstance(item, bytes | Raw):
             try:
-                item = json.loads(bytes(item))
-            except (ValueError, RecursionError) as e:
+                item = _loads(bytes(item))
+            except ValueError as e:
                 self.reject(self.size, "malformed", str(e))
                 self.size += 1
                 return

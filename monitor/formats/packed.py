@@ -42,7 +42,7 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
     """Return the batch of a packed frame; raise ValueError when the frame as a whole is unreadable."""
     try:
         f = _packed.decode(body)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise ValueError(f"not a packed frame: {e}") from None
     ids = f.id.encode().split(b"\n") if f.n else []
     if len(ids) != f.n:

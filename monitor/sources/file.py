@@ -3,7 +3,7 @@
 import gzip
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from monitor.core.events import Batch
 from monitor.formats import Decoder, csv
@@ -36,7 +36,7 @@ class FileSource:
             return None
         if self.path.suffix != ".gz" and os.fstat(opened.fileno()).st_size < self.offset:
             self.offset = self._skip = 0
-        f: IO[bytes] = gzip.open(opened) if self.path.suffix == ".gz" else opened  # type: ignore[assignment]
+        f = cast("IO[bytes]", gzip.GzipFile(fileobj=opened)) if self.path.suffix == ".gz" else opened
         if self.csv:
             line = f.readline()
             if not line.endswith(b"\n") and self.follow:

@@ -1,0 +1,46 @@
+"""Write docs/series.md from the contract of series and, given a file with it, the demo's output into README."""
+
+import sys
+from pathlib import Path
+
+from monitor.series import SERIES
+
+HERE = Path(__file__).parent
+START, END = "```\n", "\n```\n\nLook at `auc`"
+
+
+def series() -> str:
+    """Return the table of all series."""
+    lines = [
+        "# Series",
+        "",
+        "Every series of `/metrics`, made from `monitor/series.py`. An estimate that does not exist is absent; then",
+        "`scorewatch_estimate_available` is 0 and its label `reason` says why. Times are seconds since 1970.",
+        "",
+        "| series | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{name}` | {s.kind} | {', '.join(s.labels)} | {s.help.replace('|', chr(92) + '|')} |" for name, s in SERIES.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def story(output: str) -> str:
+    """Return what README shows of the demo: everything after the addresses."""
+    return output[output.index("A model says") :].strip()
+
+
+def main() -> None:
+    """Write the files."""
+    (HERE / "series.md").write_text(series())
+    if len(sys.argv) > 1:
+        readme = HERE.parent / "README.md"
+        text = readme.read_text()
+        head = text.index("## What you see")
+        a, b = text.index(START, head) + len(START), text.index(END, head)
+        readme.write_text(text[:a] + story(Path(sys.argv[1]).read_text()) + text[b:])
+
+
+if __name__ == "__main__":
+    main()
