@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -470,7 +471,8 @@ class Agent:
         w.hours, w.following, w.stale = {}, {}, False
         for code, day in sorted(self.store.spans):
             if code == w.code and (day + 2) * DAY > now - WINDOWS["24h"]:
-                self._count_hours(w, self.store.rows_of(code, day)[0], now)
+                for rows, _ in self.store.pieces_of(code, day):
+                    self._count_hours(w, rows, now)
 
     def _count_hours(self, w: Watched, rows: NDArray[Any], now: int) -> None:
         hour = rows["ts"] // HOUR
@@ -503,11 +505,10 @@ class Agent:
             arriving = matures < started and (code, day) in self.store.touched
             if matures > now or arriving or span.last <= self.store.head:
                 continue
-            rows, labels = self.store.rows_of(code, day)
             if w.baseline is None or not w.baseline.promises:
-                self._observe(w, day, rows, labels)
+                self._observe(w, day)
             self._members(w)
-            counted = tables(rows, labels, w.members, len(w.slices))
+            counted = baselines.count_pieces(self.store.pieces_of(code, day), w.members, len(w.slices))
             closing[code, day] = {n: t for n, t in zip(w.slices, counted, strict=True) if t is not EMPTY or n == "all"}
             w.days[day] = closing[code, day]
             w.open_months.add(month_of(day))
@@ -516,23 +517,26 @@ class Agent:
                 self._recount_hours(w, now)
         return closing
 
-    def _observe(self, w: Watched, day: int, rows: NDArray[Any], labels: NDArray[Any]) -> None:
+    def _observe(self, w: Watched, day: int) -> None:
         """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""
+        earlier = sorted(d for v, d in self.store.closed if v == w.code and d < day)
         first = min(d for v, d in self.store.spans if v == w.code)
         if w.baseline is None:
-            due = day > first or len([1 for v, _ in self.store.closed if v == w.code]) > 0
-            parts = [(rows, labels)]
+            days = [day] if day > first or earlier else []
         else:
-            mature = [d for v, d in self.store.closed if v == w.code and d < day]
-            due = w.baseline.provenance["days"] == 1 and len(mature) >= 27
-            parts = [*(self.store.rows_of(w.code, d) for d in sorted(mature)[-27:]), (rows, labels)] if due else []
-        if not due or not len(rows):
+            kept = [d for d in earlier[-27:] if (w.code, d) in self.store.spans]
+            days = [*kept, day] if w.baseline.provenance["days"] == 1 and len(kept) == 27 else []
+        if not days:
             return
-        provenance = {"kind": "observed", "days": len(parts), "last_day": day, "rows": sum(len(r) for r, _ in parts)}
-        all_rows, all_labels = np.concatenate([r for r, _ in parts]), np.concatenate([k for _, k in parts])
-        made = baselines.build(w.model.name, w.name, w.model.segments, all_rows, all_labels, self.store.combos.names, provenance)
-        text = baselines.to_json(made)
-        made = replace(made, checksum="sha256:" + hashlib.sha256(text.encode()).hexdigest())
+        provenance = {
+            "kind": "observed",
+            "days": len(days),
+            "first_day": iso(days[0] * DAY)[:10],
+            "last_day": iso(day * DAY)[:10],
+        }
+        pieces = partial(self.store.pieces_of, w.code)
+        made = baselines.build_by_day(w.model.name, w.name, w.model.segments, days, pieces, self.store.combos.names, provenance)
+        made = replace(made, checksum="sha256:" + hashlib.sha256(baselines.to_json(made).encode()).hexdigest())
         path = self._folder("baselines", w.model.name, w.name).with_suffix(".json")
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")

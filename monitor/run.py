@@ -90,8 +90,9 @@ class Feed:
             if self.batch is None:
                 return False
             self.taken = 0
-            ts = self.batch.ts()
-            self.index = self.batch.index()
+            ts, self.index = self.batch.ts(), self.batch.index()
+            real = ts <= wall() + FUTURE  # others will be rejected; they must not move the clock
+            ts, self.index = ts[real], self.index[real]
             self.high = np.maximum(np.maximum.accumulate(ts), self._newest) if len(ts) else ts
             if len(ts):
                 self._newest = int(self.high[-1])

@@ -1,7 +1,7 @@
 """What validation promised: day tables with frozen slices and calibration edges, and where they come from."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,11 @@ class Baseline:
         return total(list(self.days.get(name, {}).values()))
 
 
-def slice_names(rows: NDArray[Any], combos: Sequence[Combo], segments: Sequence[str]) -> tuple[str, ...]:
-    """Return `all`, then one slice per segment value with at least 200 rows, largest first, at most 100, then the others."""
-    count = np.bincount(rows["combo"], minlength=len(combos))
+def slice_names(count: Ints, combos: Sequence[Combo], segments: Sequence[str]) -> tuple[str, ...]:
+    """Return `all`, then one slice per segment value with at least 200 rows, largest first, at most 100, then the others.
+
+    `count` is how many rows each combination has.
+    """
     n: dict[str, int] = {}
     for combo, k in zip(combos, count.tolist(), strict=True):
         for name, value in combo:
@@ -86,18 +88,41 @@ def build(
     provenance: Mapping[str, Any],
 ) -> Baseline:
     """Return the baseline of rows (ROW) and labels (LABEL); its end is the end of its last day."""
-    slices = slice_names(rows, combos, segments)
-    lut = members(slices, combos, segments)
     day = rows["ts"] // DAY
-    days: dict[str, dict[int, Table]] = {name: {} for name in slices}
-    for d in np.unique(day).tolist():
-        at = day == d
-        for name, table in zip(slices, tables(rows[at], labels[at], lut, len(slices)), strict=True):
+    days = np.unique(day).tolist()
+    return build_by_day(model, version, segments, days, lambda d: [(rows[day == d], labels[day == d])], combos, provenance)
+
+
+def build_by_day(
+    model: str,
+    version: str,
+    segments: tuple[str, ...],
+    days: Sequence[int],
+    pieces: Callable[[int], Iterable[tuple[NDArray[Any], NDArray[Any]]]],
+    combos: Sequence[Combo],
+    provenance: Mapping[str, Any],
+) -> Baseline:
+    """Return the baseline of days whose `pieces(day)` of rows and labels are gone through twice, never held together."""
+    count = np.zeros(len(combos), np.int64)
+    for day in days:
+        for rows, _ in pieces(day):
+            count += np.bincount(rows["combo"], minlength=len(combos))
+    slices = slice_names(count, combos, segments)
+    lut = members(slices, combos, segments)
+    tables_of: dict[str, dict[int, Table]] = {name: {} for name in slices}
+    for day in days:
+        for name, table in zip(slices, count_pieces(pieces(day), lut, len(slices)), strict=True):
             if table is not EMPTY:
-                days[name][d] = table
-    everything = scored(total(list(days["all"].values())))
-    until = (int(day.max()) + 1) * DAY
-    return Baseline(model, version, segments, slices, calibration_edges(everything), days, until, provenance)
+                tables_of[name][day] = table
+    everything = scored(total(list(tables_of["all"].values())))
+    until = (max(days) + 1) * DAY
+    return Baseline(model, version, segments, slices, calibration_edges(everything), tables_of, until, provenance)
+
+
+def count_pieces(pieces: Iterable[tuple[NDArray[Any], NDArray[Any]]], lut: NDArray[np.int32], slices: int) -> list[Table]:
+    """Return one table per slice of rows and labels that come in pieces."""
+    parts = [tables(rows, labels, lut, slices) for rows, labels in pieces]
+    return [total([part[i] for part in parts]) for i in range(slices)]
 
 
 def to_json(baseline: Baseline) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -397,15 +397,21 @@ class Store:
             self.log.db.execute("delete from hits")
         self._hits = 0
 
-    def rows_of(self, version: int, day: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the rows (ROW) of a version and day and their labels (LABEL)."""
+    def pieces_of(self, version: int, day: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield the rows (ROW) of a version and day and their labels (LABEL), some 100,000 at a time."""
         span = self.spans.get((version, day))
-        rows, labels = [np.empty(0, ROW)], [np.empty(0, LABEL)]
         for _, part in self.ring.pieces(max(span.first, self.head), span.last) if span else ():
             piece = self.ring.rows[part]
             keep = (piece["version"] == version) & (piece["ts"] // DAY == day)
-            rows.append(piece[keep])
-            labels.append(self.ring.labels[part][keep])
+            if keep.any():
+                yield piece[keep], self.ring.labels[part][keep]
+
+    def rows_of(self, version: int, day: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return all rows (ROW) of a version and day and their labels (LABEL)."""
+        rows, labels = [np.empty(0, ROW)], [np.empty(0, LABEL)]
+        for piece, said in self.pieces_of(version, day):
+            rows.append(piece)
+            labels.append(said)
         return np.concatenate(rows), np.concatenate(labels)
 
     def rows_since(self, first: int) -> Iterable[NDArray[Any]]:

@@ -78,7 +78,7 @@ class Ring:
         numbers %= self.capacity
         return numbers
 
-    def pieces(self, first: int, last: int, size: int = 1 << 18) -> list[tuple[int, slice]]:
+    def pieces(self, first: int, last: int, size: int = 1 << 17) -> list[tuple[int, slice]]:
         """Return (first row number, slice of slots) pieces of at most `size` rows that cover rows first to last - 1."""
         out = []
         while first < last:
