@@ -754,6 +754,11 @@ def _models(defaults: Model) -> Reader:
         if not value:
             raise _Wrong("write at least one model such as fraud: {}", "no model")
         folders: dict[str, str] = {}
+        for key in ("baseline", "policies") if "*" in models else ():
+            if (found := getattr(models["*"], key)) is not None:
+                at.child("*").child(key).error(
+                    f"found {_show(str(found))}; write it at a model of its own, '*' stands for any number of models"
+                )
         for name, model in models.items():
             if model.policies is not None:
                 first = folders.setdefault(os.path.realpath(model.policies), name)

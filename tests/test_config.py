@@ -386,6 +386,13 @@ def test_all_errors_together() -> None:
     )
 
 
+def test_any_model_has_no_folder_of_its_own() -> None:
+    """The entry that stands for any model has neither policies nor a baseline, which only one model can have."""
+    assert errors("models: {'*': {policies: /p/x}}") == (
+        "f.yaml: models.*.policies: found '/p/x'; write it at a model of its own, '*' stands for any number of models"
+    )
+
+
 def test_policies_shared() -> None:
     """Two models never share a policies folder, however it is written."""
     assert errors("models: {a: {policies: /p/x}, b: {policies: /p/y}, c: {policies: /p/./y/../x/}}") == (
