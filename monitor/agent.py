@@ -54,7 +54,7 @@ from monitor.core.policy import Policy, decide, from_json
 from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
 from monitor.core.snapshot import Snapshot, Version
-from monitor.core.tables import EDGES, EMPTY, Table, grid_bin, next_edge, tables, total
+from monitor.core.tables import EMPTY, Table, next_edge, tables, total
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
 from monitor.series import SLICE_ESTIMATES
@@ -81,7 +81,7 @@ _MONTH = (
     "flagged_share",
 )
 _STEPS = np.arange(1, 20) / 20
-_STEP_BINS = np.append(np.searchsorted(EDGES, _STEPS), len(EDGES))
+"""Upper bounds of the score histogram; Prometheus counts a score equal to a bound below it."""
 TIMELINE = 20_000
 """So many of the newest timeline items are kept."""
 
@@ -487,9 +487,8 @@ class Agent:
                 named[code] = named.get(code, 0) + n
 
     def _histogram(self, w: Watched, rows: NDArray[Any]) -> None:
-        step = np.searchsorted(_STEP_BINS, grid_bin(np.ascontiguousarray(rows["score"])), side="right")
-        counts = np.bincount(step, minlength=len(_STEP_BINS))
-        seen = w.histogram if w.histogram is not None else np.zeros(len(_STEP_BINS))
+        counts = np.bincount(np.searchsorted(_STEPS, rows["score"]), minlength=len(_STEPS) + 1)
+        seen = w.histogram if w.histogram is not None else np.zeros(len(_STEPS) + 1)
         w.histogram, w.score_sum = seen + counts, w.score_sum + float(rows["score"].sum())
 
     def _close(self, now: int) -> dict[tuple[int, int], dict[str, Table]]:
