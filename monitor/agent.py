@@ -544,9 +544,12 @@ class Agent:
         self._use(w, made)
 
     def _active(self, w: Watched, now: int) -> bool:
-        """Return whether the version is still spoken of: it has events or days that wait."""
-        waiting = any(v == w.code and (v, d) not in self.store.closed for v, d in self.store.spans)
-        return waiting or (w.seen > 0 and now - w.seen <= w.model.idle_after)
+        """Return whether the version is still spoken of: it has events, days that wait, or a last day that just matured."""
+        if any(v == w.code and (v, d) not in self.store.closed for v, d in self.store.spans):
+            return True
+        newest = max((d for v, d in self.store.closed if v == w.code), default=None)
+        matured = 0 if newest is None else matures_at(newest, w.model.labels.horizon)
+        return now - max(w.seen, min(matured, now)) <= w.model.idle_after
 
     def _measure(self, active: Iterable[Watched], now: int) -> None:
         """Measure the mature windows of every version; they are made anew only when their days changed."""

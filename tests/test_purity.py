@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).parent.parent / "monitor" / "core"
-ALLOWED = {"numpy", "dataclasses", "math", "json", "enum", "typing", "collections", "functools", "itertools"}
+ALLOWED = {"numpy", "dataclasses", "math", "json", "enum", "typing", "collections", "functools", "itertools", "statistics"}
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 
 

@@ -2,10 +2,10 @@
 
 import functools
 import math
+from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy.special import expit, logit, ndtri
 
 from monitor.core.events import Floats
 
@@ -33,7 +33,7 @@ def quantile(level: float) -> float:
     >>> round(quantile(0.95), 6)
     1.959964
     """
-    return float(ndtri(0.5 + level / 2))
+    return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 def wilson(k: Number, n: Number, level: float = LEVEL) -> tuple[Number, Number]:
@@ -73,8 +73,9 @@ def logit_normal(value: float, variance: float, level: float = LEVEL) -> tuple[f
     [0.85342, 0.932941]
     """
     half = quantile(level) * math.sqrt(variance) / (value * (1 - value))
-    center = logit(value)
-    return float(expit(center - half)), float(expit(center + half))
+    center = math.log(value / (1 - value))
+    low, high = (1 / (1 + math.exp(-z)) if z > -700 else 0.0 for z in (center - half, center + half))
+    return low, high
 
 
 def delong(neg: Floats, pos: Floats) -> tuple[float, float]:

@@ -64,7 +64,7 @@ class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     segments: Raw = _EMPTY
     verdict: str | None = None
     flagged: bool | None = None
-    policy: str | None = None
+    policy: Annotated[str, Meta(max_length=128)] | None = None
 
 
 class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -519,7 +519,7 @@ class Maker:
             raise _Wrong("type", f"flagged: {flagged!r} (true or false, and not beside verdict)")
         if verdict is not None and (not isinstance(verdict, str) or verdict not in _VERDICT):
             raise _Wrong("type", f"verdict: {verdict!r} (one of {', '.join(_VERDICT)})")
-        if policy is not None and not isinstance(policy, str):
+        if policy is not None and (not isinstance(policy, str) or len(policy) > 128):
             raise _Wrong("type", f"policy: {policy!r}")
         self._text("policy", policy or "")
         code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]

@@ -1,6 +1,6 @@
 """Packed columns: ids joined by newline, the other columns base64 of little-endian arrays. The form for our own clients."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     segments: bytes | None = None
     combos: list[dict[str, str]] = []
     verdict: bytes | None = None
-    policy: str | None = None
+    policy: Annotated[str, msgspec.Meta(max_length=128)] | None = None
 
 
 _packed = msgspec.json.Decoder(Packed)

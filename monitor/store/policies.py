@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,9 @@ from urllib.parse import quote, unquote
 
 from monitor.core.policy import IDENTITY, Limit, Policy, from_json
 from monitor.core.tables import next_edge
+
+_PATIENCE = 10
+"""Seconds to wait for another writer; the agent stores nothing while it waits."""
 
 
 class PolicyError(Exception):
@@ -62,7 +66,15 @@ class Policies:
         except OSError as e:
             raise PolicyError(f"{self.folder}: {e.strerror}") from None
         with handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            deadline = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise PolicyError(f"{self.folder}: another process has held the lock for {_PATIENCE} s") from None
+                    time.sleep(0.01)
             yield
 
     def current(self, version: str) -> Pointer | None:

@@ -6,16 +6,11 @@ from sklearn.metrics import brier_score_loss
 from sklearn.metrics import log_loss as sk_log_loss
 
 from monitor.core.events import FLAG, PASS
-from monitor.core.policy import IDENTITY, Policy
 from monitor.core.readings import baseline, known, mature, scored
 from monitor.core.tables import EMPTY
 
 SCORE = np.array([0.1, 0.1, 0.3, 0.6, 0.6, 0.9])
 OUTCOME = np.array([0, -1, -1, 1, 0, 1], np.int8)
-
-
-def _policy(threshold):
-    return Policy("1", "m", "1", {"all": threshold}, IDENTITY, (), {})
 
 
 def test_scored_has_every_row_and_no_outcome(table):
@@ -73,7 +68,7 @@ def test_events_without_labels(table):
 def test_baseline_follows_the_current_policy(table):
     """The baseline is decided anew by the threshold it is asked about; a score on the threshold is flagged."""
     t = table(SCORE, np.maximum(OUTCOME, 0), threshold=0.05)
-    r = baseline(t, _policy(0.6))
+    r = baseline(t, 0.6)
     assert r.basis == "baseline"
     assert r.verdict.tolist() == [PASS, PASS, FLAG, FLAG]
     assert not baseline(t, None).decided

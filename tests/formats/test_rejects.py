@@ -1,0 +1,247 @@
+"""What is not taken is named: one rejection per event with its reason, or a message for a body that cannot be read."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+from monitor.core.events import Rejection
+from monitor.core.reasons import REJECTED
+from monitor.formats import Decoder, Hasher, decode
+
+HASHER = Hasher("xxh3", b"0123456789abcdef")
+DECODER = Decoder(HASHER, {"m": ("country",), "n": ()})
+GOOD = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "version": "1", "score": 0.5}
+KNOWN = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "label": 1}
+
+PREDICTIONS = [
+    ({"score": None}, "type"),
+    ({"score": "0.5"}, "type"),
+    ({"score": True}, "type"),
+    ({"score": 1.1}, "out_of_range"),
+    ({"score": -2e-9}, "out_of_range"),
+    ({"score": float("nan")}, "not_finite"),
+    ({"score": float("inf")}, "not_finite"),
+    ({"ts": "yesterday"}, "timestamp"),
+    ({"ts": None}, "missing_field"),
+    ({"ts": float("nan")}, "timestamp"),
+    ({"id": ""}, "id"),
+    ({"id": "x" * 257}, "id"),
+    ({"id": None}, "missing_field"),
+    ({"id": 1.5}, "type"),
+    ({"id": "\ud800"}, "malformed"),
+    ({"model": "x"}, "unknown_model"),
+    ({"model": None}, "missing_field"),
+    ({"version": None}, "missing_field"),
+    ({"version": ""}, "type"),
+    ({"version": "v" * 129}, "type"),
+    ({"version": 7}, "type"),
+    ({"version": "\udfff"}, "malformed"),
+    ({"segments": {"country": 1}}, "type"),
+    ({"segments": {"country": "\ud800"}}, "malformed"),
+    ({"segments": "DE"}, "type"),
+    ({"verdict": "maybe"}, "type"),
+    ({"verdict": ["pass"]}, "type"),
+    ({"verdict": "pass", "flagged": True}, "type"),
+    ({"flagged": "true"}, "type"),
+    ({"policy": 5}, "type"),
+    ({"policy": "\ud800"}, "malformed"),
+    ({"weight": 2.0}, "unsupported"),
+    ({"scores": [0.1, 0.9]}, "unsupported"),
+    ({"label": 1}, "unsupported"),
+]
+LABELS = [
+    ({"label": None}, "null_label"),
+    ({"label": "1"}, "type"),
+    ({"label": 2}, "label_class"),
+    ({"label": 0.5}, "label_class"),
+    ({"label": float("nan")}, "not_finite"),
+    ({"revision": -1}, "type"),
+    ({"revision": 256}, "type"),
+    ({"revision": "1"}, "type"),
+    ({"model": "x"}, "unknown_model"),
+    ({"model": None}, "no_model"),
+    ({"model": 3}, "type"),
+    ({"version": 3}, "type"),
+    ({"id": "x" * 257}, "id"),
+    ({"ts": "soon"}, "timestamp"),
+    ({"label_prob": 0.5}, "unsupported"),
+]
+
+
+def bodies(events):
+    """Yield (body, content type) of the events in every JSON form."""
+    text = [json.dumps(e) for e in events]
+    yield "\n".join(text).encode(), "application/x-ndjson"
+    yield f"[{','.join(text)}]".encode(), "application/json"
+    names = list(dict.fromkeys(name for e in events for name in e))
+    fill = {"segments": {}, "revision": 0}
+    yield json.dumps({name: [e.get(name, fill.get(name)) for e in events] for name in names}).encode(), "application/json"
+
+
+def reasons(body, content_type, kind):
+    """Return ({position: reason}, positions taken)."""
+    batch = decode(DECODER, body, kind, content_type)
+    assert batch.size == len(batch.rejected) + len(batch.index())
+    return {r.index: r.reason for r in batch.rejected}, batch.index().tolist()
+
+
+@pytest.mark.parametrize(("change", "reason"), PREDICTIONS)
+def test_predictions(change, reason):
+    """One bad prediction among good ones is rejected by the same reason in every form, and the others are taken."""
+    assert reason in REJECTED
+    for body, content_type in bodies([GOOD, GOOD | {"id": "b"} | change, GOOD | {"id": "c"}]):
+        if change == {"label": 1} and body[:2] == b'{"' and content_type == "application/json":
+            continue  # the column is one of all rows
+        assert reasons(body, content_type, "predictions") == ({1: reason}, [0, 2])
+
+
+@pytest.mark.parametrize(("change", "reason"), LABELS)
+def test_labels(change, reason):
+    """One bad label among good ones is rejected by the same reason in every form, and the others are taken."""
+    assert reason in REJECTED
+    for body, content_type in bodies([KNOWN, KNOWN | {"id": "b"} | change, KNOWN | {"id": "c"}]):
+        assert reasons(body, content_type, "labels") == ({1: reason}, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"id": "a"', "malformed"),
+        ("[1, 2]", "malformed"),
+        ("7", "malformed"),
+        ('"text"', "malformed"),
+        ("null", "malformed"),
+        ("{}", "missing_field"),
+        ("[" * 100_000, "malformed"),
+        ('{"now": "whenever"}', "timestamp"),
+        (json.dumps(GOOD)[:-1] + ', "segments": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}", "malformed"),
+    ],
+)
+def test_lines(line, reason):
+    """A line that is no event is rejected, and the lines beside it are taken; blank lines are nothing."""
+    good = json.dumps(GOOD)
+    body = f"{good}\n{line}\n\n  \r\n{good}\r\n".encode()
+    assert reasons(body, "application/x-ndjson", "predictions") == ({1: reason}, [0, 2])
+
+
+def test_invalid_utf8():
+    """Bytes that are no text spoil their own line only, in NDJSON and in CSV."""
+    good = json.dumps(GOOD).encode()
+    body = good + b"\n" + good.replace(b'"a"', b'"\xff"') + b"\n" + good
+    assert reasons(body, "application/x-ndjson", "predictions") == ({1: "malformed"}, [0, 2])
+    rows = b"id,ts,model,version,score\na,1772366400,m,1,.5\n\xff,1772366400,m,1,.5\nb,1772366400,m,\xff,.5\nc,1772366400,m,1,.5"
+    assert reasons(rows, "text/csv", "predictions") == ({1: "malformed", 2: "malformed"}, [0, 3])
+
+
+def test_details():
+    """A rejection says what was found, at most 200 characters of it, in the order the events were sent."""
+    events = [GOOD | {"score": 3}, GOOD, GOOD | {"model": "x"}, GOOD | {"verdict": "y" * 500}]
+    rejected = decode(DECODER, json.dumps(events).encode(), "predictions").rejected
+    assert rejected[:2] == (Rejection(0, "out_of_range", "score: 3"), Rejection(2, "unknown_model", "x"))
+    assert (rejected[2].index, rejected[2].reason, len(rejected[2].detail)) == (3, "type", 200)
+
+
+def test_only_model():
+    """With one model a label need not name it; with an entry for any model it must."""
+    event = json.dumps({k: v for k, v in KNOWN.items() if k != "model"}).encode()
+    assert decode(Decoder(HASHER, {"m": ()}), event, "labels").labels.version.names == (("m", None),)
+    for segments in ({"m": (), "n": ()}, {"*": ()}):
+        assert decode(Decoder(HASHER, segments), event, "labels").rejected == (
+            Rejection(0, "no_model", "name the model of the label"),
+        )
+
+
+def test_any_model():
+    """The entry "*" takes every model, with its segments."""
+    decoder = Decoder(HASHER, {"*": ("country",), "n": ()})
+    events = [GOOD | {"model": m, "segments": {"country": "DE"}} for m in ("whatever", "n")]
+    for body, content_type in bodies(events):
+        p = decode(decoder, body, "predictions", content_type).predictions
+        assert [p.combo.names[c] for c in p.combo.codes] == [(("country", "DE"),), ()]
+
+
+def test_now():
+    """A line or a body of `now` moves the clock and is no event."""
+    batch = decode(DECODER, b'{"now": 1772366400}', "predictions")
+    assert (batch.size, batch.now, batch.rejected) == (0, 1_772_366_400_000, ())
+    body = json.dumps(GOOD).encode() + b'\n{"now": "2026-03-02"}\n' + json.dumps(GOOD | {"id": "b"}).encode()
+    batch = decode(DECODER, body, "predictions", "application/x-ndjson")
+    assert (batch.size, batch.now, batch.index().tolist()) == (2, 1_772_409_600_000, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body is empty"),
+        (b" \n ", "the body is empty"),
+        (b"hello", "expected a JSON object or list, NDJSON or CSV (Content-Type: text/csv), found b'hello'"),
+        (b'{"id": "a",', "not JSON: "),
+        (b"[1, 2", "not JSON: "),
+        (b"[" * 200_000, "not JSON: "),
+        (b'{"id": "a", "x": ' + b"[" * 200_000, "not JSON: "),
+        (b'{"id": "a", "n": 1, "combos": ' + b"[" * 200_000, "not JSON: "),
+        (b'{"id": ["a", "b"], "ts": [1]}', "column ts has 1 values, id has 2"),
+        (b'{"id": ["a"], "combos": [{}]}', "segments must hold positions in combos"),
+        (b'{"id": ["a"], "combos": {}, "segments": [0]}', "segments must hold positions in combos"),
+        (b'{"id": ["a"], "combos": [{}], "segments": [1]}', "segments must hold positions in combos"),
+        (b'{"id": ["a"], "combos": [{}], "segments": [-1]}', "segments must hold positions in combos"),
+        (b'{"id": ["a"], "combos": [{}], "segments": [true]}', "segments must hold positions in combos"),
+    ],
+)
+def test_unreadable(body, said):
+    """A body that cannot be read as a whole is refused with a message."""
+    with pytest.raises(ValueError) as e:
+        decode(DECODER, body, "predictions")
+    assert str(e.value).startswith(said)
+
+
+def frame(**change):
+    """Return a packed frame of two predictions with something changed; arrays are encoded."""
+    body = {
+        "n": 2,
+        "id": "a\nb",
+        "ts": np.array([GOOD["ts"]] * 2, "<i8"),
+        "score": np.array([0.25, 0.75]),
+        "model": "m",
+        "version": "1",
+    } | change
+    return json.dumps(
+        {k: base64.b64encode(v.tobytes()).decode() if isinstance(v, np.ndarray) else v for k, v in body.items()}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n": 3}, "id: 2 lines, n is 3"),
+        ({"n": -1}, "id: 2 lines, n is -1"),
+        ({"score": np.zeros(3)}, "score: 24 bytes are not 2 values of <f8"),
+        ({"ts": np.zeros(3, np.int32)}, "ts: 12 bytes are not 2 values of <i8"),
+        ({"version": ""}, "not a packed frame: "),
+        ({"model": "m" * 129}, "not a packed frame: "),
+        ({"weight": 1}, "not a packed frame: "),
+        ({"segments": np.array([0, 2], "<u2"), "combos": [{}, {}]}, "segments must be positions in combos"),
+        ({"verdict": np.array([0, 5], "u1")}, "segments must be positions in combos, verdict one of"),
+    ],
+)
+def test_packed_frames(change, said):
+    """A packed frame whose parts do not fit is refused as a whole."""
+    with pytest.raises(ValueError) as e:
+        decode(DECODER, frame(**change), "predictions")
+    assert str(e.value).startswith(said)
+
+
+def test_packed_rows():
+    """Rows of a packed frame are rejected one by one; a frame of an unknown model is rejected row by row; none is none."""
+    many = {
+        "n": 6,
+        "id": "a\n\n" + "x" * 257 + "\nd\ne\nf",
+        "ts": np.array([GOOD["ts"]] * 5 + [0]),
+        "score": np.array([0.5, 0.5, 0.5, np.nan, 1.5, 0.5]),
+    }
+    rejected = {1: "id", 2: "id", 3: "not_finite", 4: "out_of_range", 5: "timestamp"}
+    assert reasons(frame(**many), "", "predictions") == (rejected, [0])
+    assert reasons(frame(model="x"), "", "predictions") == ({0: "unknown_model", 1: "unknown_model"}, [])
+    assert reasons(frame(n=0, id="", ts="", score=""), "", "predictions") == ({}, [])

@@ -1,0 +1,541 @@
+"""The store: rows once, labels by precedence, days by transaction."""
+
+import errno
+import os
+import sqlite3
+
+import numpy as np
+import pytest
+
+import monitor.store
+from monitor.core.events import DAY, Coded, Labels, Predictions
+from monitor.core.tables import tables
+from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, Full, StateError, Store
+
+T0 = 19_700 * DAY
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make rings of 64 rows."""
+    monkeypatch.setattr(monitor.store, "FIRST_CAPACITY", 64)
+
+
+@pytest.fixture
+def reopen(tmp_path):
+    """Give a function that opens the store of this test, and before that closes it, or leaves it as a killed process would."""
+    stores = []
+
+    def again(clean=True, **options):
+        if stores:
+            stores.pop().close() if clean else crash(stores.pop())
+        stores.append(Store(tmp_path / "state", **options))
+        return stores[-1]
+
+    yield again
+    for store in stores:
+        store.close()
+
+
+def crash(store):
+    """Leave a store as a killed process would: nothing is flushed or checkpointed."""
+    store.ring.close()
+    store.log.close()
+
+
+def predictions(store, ids, ts=T0, score=0.5, version=("m", "1"), combo=(), policy=""):
+    """Return predictions; one value stands for all, a list has one for each."""
+    n = len(ids)
+
+    def column(value):
+        return Coded.of(value if isinstance(value, list) else [value] * n)
+
+    hashed = store.hasher.ids("m", [i.encode() for i in ids])
+    times, scores = np.broadcast_to(np.array(ts, np.int64), n), np.broadcast_to(np.array(score, float), n)
+    return Predictions(np.arange(n), hashed, times, column(version), scores, np.zeros(n, np.uint8), column(combo), column(policy))
+
+
+def labels(store, *given):
+    """Return labels (id, outcome, ts, revision, version), the last three optional."""
+    full = [(*g, *(T0, 0, "1")[len(g) - 2 :]) for g in given]
+    version = Coded.of([("m", g[4]) for g in full])
+    hashed = store.hasher.ids("m", [g[0].encode() for g in full])
+    ts, outcome, revision = (np.array([g[i] for g in full], t) for i, t in ((2, np.int64), (1, np.int8), (3, np.uint8)))
+    return Labels(np.arange(len(full)), hashed, ts, version, outcome, revision)
+
+
+def append(store, ids, positions=(), **columns):
+    """Store predictions and return which were new."""
+    return store.append(predictions(store, ids, **columns), dict(positions)).tolist()
+
+
+def label(store, *given, positions=()):
+    """Store labels and return what became of each."""
+    return store.label(labels(store, *given), dict(positions)).tolist()
+
+
+def close(store, now, days, keep_from, entries=()):
+    """Record a tick that closes these days of version 0."""
+    made = {(0, d): {"all": tables(*store.rows_of(0, d), np.zeros((1, 8), np.int32), 1)[0]} for d in days}
+    return store.record(now, made, dict.fromkeys(range(len(store.versions.names)), keep_from), list(entries), {})
+
+
+def outcomes(store, day, version=0):
+    """Return {score: outcome} of a day."""
+    rows, said = store.rows_of(version, day)
+    return dict(zip(rows["score"].tolist(), said["outcome"].tolist(), strict=True))
+
+
+# Predictions.
+
+
+def test_first_wins(reopen):
+    """Of several predictions with one id and version the first is kept, within a batch, over batches and over restarts."""
+    store = reopen()
+    assert append(store, ["a", "b", "a", "c", "b"], score=[0.1, 0.2, 0.3, 0.4, 0.2]) == [True, True, False, True, False]
+    assert append(store, ["d", "c"], score=[0.5, 0.6]) == [True, False]
+    assert append(store, ["a"], version=("m", "2"), score=0.9) == [True]
+    assert store.conflicts == 2
+    for again in (False, True):
+        store = reopen() if again else store
+        assert outcomes(store, 19_700) == {0.1: -1, 0.2: -1, 0.4: -1, 0.5: -1}
+        assert outcomes(store, 19_700, version=1) == {0.9: -1}
+        assert append(store, ["a", "b", "c", "d"], score=[0.1, 0.2, 0.4, 0.5]) == [False] * 4
+
+
+def test_a_row_in_full(reopen):
+    """A row holds what was sent, in codes of the books."""
+    store = reopen()
+    append(store, ["a", "b"], ts=[T0, T0 + 7], score=[0.25, 1.0], combo=[(("c", "x"),), ()], policy=["", "1-1"])
+    columns = ["ts", "score", "version", "combo", "policy", "verdict", "weight", "label_prob"]
+    assert store.rows_of(0, 19_700)[0][columns].tolist() == [(T0, 0.25, 0, 0, 0, 0, 1, 0), (T0 + 7, 1.0, 0, 1, 1, 0, 1, 0)]
+    assert (store.versions.names, store.combos.names, store.policies.names) == ([("m", "1")], [(("c", "x"),), ()], ["", "1-1"])
+
+
+@pytest.mark.parametrize("n", [65_536, 70_000, 200_000])
+def test_one_large_batch(reopen, n):
+    """A batch of any size goes in, as the first one or behind others, and everything is found again."""
+    store = reopen(durable=False)
+    ids = [str(i) for i in range(n)]
+    assert sum(append(store, ids[:100])) == 100
+    assert sum(append(store, ids)) == n - 100
+    assert sum(append(store, ids)) == 0
+    assert store.index.used < 0.6 * len(store.index.entries)
+    assert label(store, (str(n - 1), 1)) == [NEWS]
+
+
+def test_wrap_and_retention(small, reopen):
+    """Rows leave once their day is closed and past corrections, their slots are used again, and the index follows."""
+    store = reopen()
+    for i in range(40):
+        day = 19_700 + i
+        append(store, [f"{i}-{j}" for j in range(20)], ts=day * DAY, score=[i / 100 + j / 10_000 for j in range(20)])
+        label(store, *[(f"{i}-{j}", j % 2, day * DAY) for j in range(20)])
+        close(store, day * DAY, [day - 1] if i else [], day - 1)
+        if i % 7 == 3:
+            store = reopen(clean=False)
+        store.keep_from = {0: day - 1}
+    assert (store.head, store.tail, store.ring.capacity) == (38 * 20, 40 * 20, 64)
+    assert store.spans.keys() == {(0, 19_738), (0, 19_739)}
+    assert outcomes(store, 19_739) == {0.39 + j / 10_000: j % 2 for j in range(20)}
+    assert label(store, ("0-0", 1), ("39-0", 0, T0 + 39 * DAY)) == [UNKNOWN, OLD_NEWS]
+    assert store.index.used <= 40 + max(64 // 4, len(store.index.entries) // 4)
+    assert {d: n for (_, d), (n, _) in store.closed.items()} == {19_700 + i: 20 for i in range(39)}
+
+
+def test_growth(small, reopen):
+    """A ring that is too small is replaced by a larger one with the same rows and labels; the old files go."""
+    store = reopen()
+    append(store, [str(i) for i in range(60)], score=[i / 1000 for i in range(60)])
+    label(store, *[(str(i), i % 2) for i in range(0, 60, 3)])
+    append(store, [str(i) for i in range(60, 300)], score=[i / 1000 for i in range(60, 300)])
+    expected = {i / 1000: i % 2 if i < 60 and i % 3 == 0 else -1 for i in range(300)}
+    store = reopen(clean=False)
+    assert outcomes(store, 19_700) == expected
+    assert (store.ring.capacity, store.ring.generation, store.spans[0, 19_700].labelled) == (512, 1, 20)
+    assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.1.bin", "rows.1.bin"]
+
+
+def test_orphans_are_removed(reopen):
+    """Ring files that no commit speaks of are deleted at the start."""
+    store = reopen()
+    append(store, ["a"])
+    for name in ("rows.1.bin", "labels.1.bin"):
+        (store.folder / name).write_bytes(b"x")
+    store = reopen()
+    assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.0.bin", "rows.0.bin"]
+    assert append(store, ["a"]) == [False]
+
+
+def test_full(small, reopen):
+    """Beyond the rows that may wait nothing of a batch is taken, and the store goes on."""
+    store = reopen(max_rows=100)
+    append(store, [str(i) for i in range(90)])
+    with pytest.raises(Full) as e:
+        append(store, [str(i) for i in range(85, 101)])
+    assert str(e.value) == "90 predictions wait and 100 may (waiting.rows)"
+    assert append(store, [str(i) for i in range(85, 100)]) == [False] * 5 + [True] * 10
+
+
+def test_versions_are_bounded(reopen):
+    """A model has at most sixteen versions with rows; names whose rows were all refused take no place in the books."""
+    store = reopen()
+    append(store, [str(i) for i in range(16)], version=[("m", str(i)) for i in range(16)])
+    assert store.full_versions([("m", "3"), ("m", "new"), ("n", "new")]) == {("m", "new")}
+    p = predictions(store, ["x", "y"], version=[("m", "3"), ("m", "new")], combo=[(), (("c", "z"),)], policy=["", "9-9"])
+    assert store.append(p.take(np.array([True, False])), {}).tolist() == [True]
+    assert (len(store.versions.names), store.combos.names, store.policies.names) == (16, [()], [""])
+
+
+def test_books_are_bounded(reopen, monkeypatch):
+    """Names past the bound of a book share code 0; overflown segment combinations are counted; codes stay for ever."""
+    monkeypatch.setattr(monitor.store, "_MAX_CODES", 3)
+    store = reopen()
+    combos = [(("c", str(i)),) for i in range(5)]
+    append(store, list("abcde"), combo=combos, policy=[f"1-{i}" for i in range(5)])
+    for again in (False, True):
+        store = reopen() if again else store
+        assert store.rows_of(0, 19_700)[0][["combo", "policy"]].tolist() == [(0, 0), (1, 1), (2, 2), (0, 0), (0, 0)]
+        assert (store.combos.names, store.policies.names) == (combos[:3], ["1-0", "1-1", "1-2"])
+    store = reopen()
+    append(store, ["f"], combo=combos[4], policy="1-1")
+    assert store.rows_of(0, 19_700)[0][["combo", "policy"]].tolist()[-1] == (0, 1)
+    assert store.overflown_combos == 1
+
+
+def test_codes_are_append_only(reopen):
+    """Each restart and each batch leaves the codes of earlier names alone."""
+    names = [("m", "b"), ("m", "a"), ("n", "b"), ("m", "ü")]
+    for i, name in enumerate(names):
+        store = reopen()
+        append(store, [str(i), "again"], version=[name, names[0]])
+        assert store.versions.names == names[: i + 1]
+
+
+# Labels.
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome"),
+    [
+        ([("a", 1, T0 + 5_000)], 1),
+        ([("a", 1, T0 + 5_000), ("a", 0, T0 + 9_000)], 0),
+        ([("a", 1, T0 + 9_000), ("a", 0, T0 + 5_000)], 1),
+        ([("a", 1, T0 + 5_000), ("a", 0, T0 + 5_000)], 0),
+        ([("a", 1, T0 + 5_000, 1), ("a", 0, T0 + 9_000)], 1),
+        ([("a", 1, T0 + 9_000), ("a", 0, T0 + 5_000, 1)], 0),
+        ([("a", 0, T0, 2), ("a", 1, T0, 255), ("a", 0, T0, 128)], 1),
+        ([("a", 1, T0 - 40 * DAY), ("a", 0, T0 - 41 * DAY)], 1),
+    ],
+)
+def test_precedence(tmp_path, given, outcome):
+    """The highest revision wins, then the newest ts, then the later arrival, in one batch and in many, also sent twice."""
+    for name, batches in (
+        ("one", [given]),
+        ("many", [[g] for g in given]),
+        ("twice", [[g] for g in given] * 2),
+        ("both", [given] * 2),
+    ):
+        store = Store(tmp_path / name)
+        append(store, ["a"])
+        for batch in batches:
+            label(store, *batch)
+        assert outcomes(store, 19_700) == {0.5: outcome}
+        crash(store)
+        store = Store(tmp_path / name)
+        assert outcomes(store, 19_700) == {0.5: outcome}
+        crash(store)
+
+
+def test_what_becomes_of_labels(reopen):
+    """A label is news, old news, or of nobody; corrections are counted by their direction."""
+    store = reopen()
+    append(store, ["a", "b"])
+    assert label(store, ("a", 1), ("x", 1), ("a", 1), ("b", 0)) == [OLD_NEWS, UNKNOWN, NEWS, NEWS]
+    assert label(store, ("a", 1), ("b", 1, T0 - 1_000), ("b", 0)) == [OLD_NEWS, OLD_NEWS, OLD_NEWS]
+    assert label(store, ("a", 0, T0, 1), ("b", 1, T0 + 1_000)) == [NEWS, NEWS]
+    assert (store.corrections, store.spans[0, 19_700].labelled) == ({"0_to_1": 1, "1_to_0": 1}, 2)
+
+
+def test_versions_of_a_label(reopen):
+    """A label without version goes to every version of its model that has the id, one with a version only there."""
+    store = reopen()
+    append(store, ["a", "a", "b", "a"], version=[("m", "1"), ("m", "2"), ("m", "2"), ("n", "1")], score=[0.1, 0.2, 0.3, 0.4])
+    assert label(store, ("a", 1, T0, 0, None), ("b", 0, T0, 0, "1"), ("b", 0, T0, 0, "9")) == [NEWS, UNKNOWN, UNKNOWN]
+    assert label(store, ("b", 1, T0, 0, None), ("a", 0, T0, 1, "2")) == [NEWS, NEWS]
+    assert [outcomes(store, 19_700, v) for v in range(3)] == [{0.1: 1}, {0.2: 0, 0.3: 1}, {0.4: -1}]
+
+
+def test_labels_survive_without_a_checkpoint(reopen):
+    """Labels are replayed from the log, those of before a checkpoint come from their file, and each counts once."""
+    store = reopen()
+    append(store, list("abc"), score=[0.1, 0.2, 0.3])
+    label(store, ("a", 1))
+    store.checkpoint()
+    label(store, ("b", 1))
+    append(store, ["d"], score=0.4)
+    label(store, ("a", 0, T0, 1), ("d", 0))
+    store = reopen(clean=False)
+    assert outcomes(store, 19_700) == {0.1: 0, 0.2: 1, 0.3: -1, 0.4: 0}
+    assert store.spans[0, 19_700].labelled == 3
+
+
+def test_old_labels_of_a_slot(small, reopen):
+    """A row in a used slot has no label, even where the file still holds that of an earlier row: so after a power cut."""
+    store = reopen()
+    append(store, ["a", "b"])
+    label(store, ("a", 1), ("b", 1))
+    store.checkpoint()
+    close(store, T0 + DAY, [19_700], 19_701)
+    append(store, [str(i) for i in range(64)], ts=T0 + DAY, score=[i / 100 for i in range(64)])
+    store.ring.labels["outcome"] = 1
+    store = reopen(clean=False)
+    assert set(outcomes(store, 19_701).values()) == {-1}
+
+
+# Days.
+
+
+def test_recount(reopen):
+    """A correction or a late prediction marks its closed day, once, over restarts, until the day is counted again."""
+    store = reopen()
+    append(store, ["a", "b"])
+    label(store, ("a", 1))
+    close(store, T0 + DAY, [19_700], 19_690)
+    assert (store.recount, store.closed) == (set(), {(0, 19_700): (2, 1)})
+    label(store, ("a", 1, T0 + 5_000))
+    assert store.recount == set()
+    label(store, ("a", 0, T0, 1))
+    assert store.recount == {(0, 19_700)}
+    store = reopen()
+    assert store.recount == {(0, 19_700)}
+    close(store, T0 + 2 * DAY, [19_700], 19_690)
+    append(store, ["c", "d"], ts=[T0 + 5, T0 + DAY])
+    assert store.recount == {(0, 19_700)}
+    store = reopen()
+    close(store, T0 + 3 * DAY, store.recount and [19_700], 19_690)
+    store = reopen()
+    assert (store.recount, store.closed) == (set(), {(0, 19_700): (3, 1)})
+    assert store.log.day(0, 19_700)["all"].n == 3
+
+
+def test_too_old(reopen):
+    """A label of a day past its corrections changes nothing, however new it is."""
+    store = reopen()
+    append(store, ["a", "b"], ts=[T0, T0 + DAY], score=[0.1, 0.2])
+    append(store, ["a"], version=("m", "2"), ts=T0 + DAY)
+    close(store, T0 + 3 * DAY, [], 19_701)
+    assert label(store, ("a", 1), ("b", 1), ("a", 1, T0, 0, None), ("x", 0)) == [TOO_OLD, NEWS, NEWS, UNKNOWN]
+    assert [outcomes(store, 19_700), outcomes(store, 19_701), outcomes(store, 19_701, 1)] == [{0.1: -1}, {0.2: 1}, {0.5: 1}]
+
+
+def test_rows_stay_until_their_day_is_closed_and_past_corrections(reopen):
+    """Neither alone lets rows leave, nor while their day waits to be counted again; one old day holds those behind it."""
+    store = reopen()
+    append(store, ["a", "b", "c"], ts=[T0, T0 + DAY, T0])
+    close(store, T0 + 9 * DAY, [], 19_705)
+    assert store.head == 0
+    close(store, T0 + 9 * DAY, [19_701], 19_700)
+    assert store.head == 0
+    close(store, T0 + 9 * DAY, [19_700], 19_701)
+    assert (store.head, store.spans.keys()) == (1, {(0, 19_700), (0, 19_701)})
+    store.keep_from = {0: 19_701}
+    label(store, ("b", 1, T0 + DAY))
+    close(store, T0 + 10 * DAY, [], 19_705)
+    assert (store.head, store.recount) == (1, {(0, 19_701)})
+    close(store, T0 + 10 * DAY, [19_701], 19_705)
+    assert (store.head, store.tail, store.spans) == (3, 3, {})
+    assert store.log.day(0, 19_701)["all"].labelled == 1
+
+
+def test_days_that_lost_rows_stay_past_their_corrections(reopen):
+    """A longer corrections period does not open a day again of which rows have left: counting it anew would lose them."""
+    store = reopen()
+    append(store, ["a", "b", "c"], ts=[T0, T0 + DAY, T0])
+    close(store, T0 + 9 * DAY, [19_700], 19_701)
+    store = reopen()
+    store.keep_from = {0: 19_690}
+    assert label(store, ("c", 1), ("b", 1, T0 + DAY)) == [TOO_OLD, NEWS]
+    assert (store.left, store.recount, store.closed) == ({0: 19_701}, set(), {(0, 19_700): (2, 0)})
+
+
+def test_record_is_one_transaction(reopen):
+    """Days, journal, the tick and the leave of rows are committed together or not at all."""
+    store = reopen()
+    append(store, ["a"])
+    with pytest.raises(TypeError):
+        close(store, T0 + DAY, [19_700], 19_701, [("a", "m", "1", {}), ("b", "m", "1", {"x": object()})])
+    store = reopen(clean=False)
+    assert (store.closed, store.head, store.log.journal(), store.meta.get("last_tick")) == ({}, 0, [], None)
+    added = close(store, T0 + DAY, [19_700], 19_701, [("a", "m", "1", {"x": 1})])
+    store = reopen(clean=False)
+    assert (store.closed, store.head, store.log.journal()) == ({(0, 19_700): (1, 0)}, 1, added)
+    assert store.meta["last_tick"] == T0 + DAY
+
+
+def test_positions(reopen):
+    """Positions are committed with their rows and their labels."""
+    store = reopen()
+    append(store, ["a"], positions={"file:p": "10:0"})
+    label(store, ("x", 1), positions={"file:l": "20:0"})
+    append(store, ["a"], positions={"file:p": "11:0"})
+    store = reopen(clean=False)
+    assert store.positions == {"file:p": "11:0", "file:l": "20:0"}
+
+
+# Faults.
+
+
+def _fail_commit(store, monkeypatch):
+    """Make the next commits of the store fail like those of a full disk."""
+
+    class Db:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def execute(self, sql, *args):
+            if sql == "commit":
+                raise sqlite3.OperationalError("database or disk is full")
+            return real.execute(sql, *args)
+
+    real = store.log.db
+    monkeypatch.setattr(store.log, "db", Db())
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "commit"])
+@pytest.mark.parametrize("grow", [False, True])
+def test_a_failed_append_takes_nothing(small, tmp_path, monkeypatch, call, grow):
+    """Where a write, flush or commit fails, nothing of the batch is there after reopening, and it can be sent again."""
+    store = Store(tmp_path / "state")
+    append(store, ["a", "b"], score=[0.1, 0.2], positions={"s": "1"})
+    label(store, ("a", 1))
+    if call == "commit":
+        _fail_commit(store, monkeypatch)
+    else:
+
+        def full(*args):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, call, full)
+    ids = [str(i) for i in range(100 if grow else 3)]
+    with pytest.raises((OSError, sqlite3.OperationalError)):
+        append(store, ids, positions={"s": "2"}, version=("m", "2"))
+    monkeypatch.undo()
+    monkeypatch.setattr(monitor.store, "FIRST_CAPACITY", 64)
+    crash(store)
+    store = Store(tmp_path / "state")
+    assert (outcomes(store, 19_700), store.positions, store.versions.names) == ({0.1: 1, 0.2: -1}, {"s": "1"}, [("m", "1")])
+    assert len(list(store.folder.glob("*.bin"))) == 2
+    assert append(store, ["a", *ids], version=[("m", "1")] + [("m", "2")] * len(ids)) == [False] + [True] * len(ids)
+    crash(store)
+
+
+def test_a_failed_label_says_nothing(tmp_path, monkeypatch):
+    """Where the commit of labels fails, none of them is there, neither before nor after reopening."""
+    store = Store(tmp_path / "state")
+    append(store, ["a"])
+    close(store, T0 + DAY, [19_700], 19_690)
+    _fail_commit(store, monkeypatch)
+    with pytest.raises(sqlite3.OperationalError):
+        label(store, ("a", 1), positions={"s": "1"})
+    monkeypatch.undo()
+    assert outcomes(store, 19_700) == {0.5: -1}
+    crash(store)
+    store = Store(tmp_path / "state")
+    assert (outcomes(store, 19_700), store.positions, store.recount) == ({0.5: -1}, {}, set())
+    assert label(store, ("a", 1)) == [NEWS]
+    crash(store)
+
+
+@pytest.mark.parametrize(("key", "value", "ours"), [("schema", 0, 1), ("grid", 9, 1), ("hash", "blake2b", "xxh3")])
+def test_written_by_another(tmp_path, key, value, ours):
+    """A state of another schema, grid or hash is refused by name."""
+    store = Store(tmp_path / "state")
+    with store.log.transaction():
+        store.log.set_meta({key: value})
+    store.close()
+    with pytest.raises(StateError) as e:
+        Store(tmp_path / "state")
+    assert str(e.value) == f"{tmp_path}/state: was written with {key} {value!r}, this agent uses {ours!r}; use a new `state`"
+
+
+def test_hashes(tmp_path):
+    """The key of an installation is made once; another hash finds ids as well; two installations hash differently."""
+    store = Store(tmp_path / "a", "blake2b")
+    key = store.meta["key"]
+    append(store, ["a"])
+    store.close()
+    store = Store(tmp_path / "a", "blake2b")
+    assert (store.meta["key"], append(store, ["a", "b"])) == (key, [False, True])
+    other = Store(tmp_path / "b", "blake2b")
+    assert other.hasher.ids("m", [b"a"]).tolist() != store.hasher.ids("m", [b"a"]).tolist()
+    store.close()
+    other.close()
+
+
+def test_second_opener(reopen, tmp_path):
+    """Opening a directory twice is refused; the first goes on."""
+    store = reopen()
+    with pytest.raises(StateError, match="another process uses this state directory"):
+        Store(tmp_path / "state")
+    assert append(store, ["a"]) == [True]
+
+
+def test_network_file_systems_are_refused(tmp_path, monkeypatch):
+    """A state on a network file system is refused before anything is written there."""
+    monkeypatch.setattr(monitor.store, "_filesystem", lambda path: "nfs4")
+    with pytest.raises(StateError) as e:
+        Store(tmp_path / "state")
+    said = f"{tmp_path}/state: nfs4 is a network file system, on which commits can be lost; choose a local disk for `state`"
+    assert (str(e.value), list((tmp_path / "state").iterdir())) == (said, [])
+
+
+def test_where_a_state_cannot_be(tmp_path):
+    """A path below a file is refused with what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError) as e:
+        Store(tmp_path / "file" / "state")
+    assert str(e.value) == f"{tmp_path}/file/state: Not a directory; make it writable or choose another `state`"
+
+
+@pytest.mark.parametrize("name", ["rows", "labels"])
+@pytest.mark.parametrize("cut", [None, 100])
+def test_lost_files(tmp_path, name, cut):
+    """Rows that the log has and the files have not are never taken for zeros: the state is refused."""
+    store = Store(tmp_path / "state")
+    append(store, ["a"])
+    store.close()
+    path = tmp_path / "state" / f"{name}.0.bin"
+    if cut is None:
+        path.unlink()
+    else:
+        os.truncate(path, cut)
+    with pytest.raises(StateError) as e:
+        Store(tmp_path / "state")
+    assert str(e.value) == f"{path}: missing or too short; restore it together with log.db or use a new `state`"
+
+
+def test_random_streams_equal_a_dict(small, reopen):
+    """Batches of any kind, with restarts between, end as a dict says."""
+    rng = np.random.default_rng(5)
+    store, rows, said = reopen(), {}, {}
+    for step in range(60):
+        ids = [str(i) for i in rng.integers(0, 400, rng.integers(1, 60))]
+        score = rng.random(len(ids))
+        fresh = append(store, ids, score=score)
+        for ident, s, new in zip(ids, score.tolist(), fresh, strict=True):
+            assert new is (ident not in rows)
+            rows.setdefault(ident, s)
+        given = [
+            (str(i), int(rng.integers(2)), T0 + int(rng.integers(4)) * 1000, int(rng.integers(3)))
+            for i in rng.integers(0, 450, 30)
+        ]
+        became = label(store, *given)
+        for (ident, outcome, ts, revision), code in zip(given, became, strict=True):
+            assert (code == UNKNOWN) is (ident not in rows)
+            if ident in rows and ((revision, ts) >= said.get(ident, (-1,))[:2]):
+                said[ident] = (revision, ts, outcome)
+        if step % 10 == 9:
+            store = reopen()
+    assert outcomes(store, 19_700) == {s: said[i][2] if i in said else -1 for i, s in rows.items()}
+    assert store.spans[0, 19_700].labelled == len(said)

@@ -1,0 +1,258 @@
+"""Acceptance cases from outside: faults that other tools were reported for, each re-made small. The numbers are the cases'."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
+DAY = 86_400_000
+NOON = 1_740_916_800_000 + DAY // 2
+"""Noon of 2025-03-02 in ms."""
+
+# A version is spoken of for `idle_after` beyond its last event; a case looks at it when its last day is mature.
+CONFIG = """\
+state: state
+api: 127.0.0.1:0
+metrics: 127.0.0.1:0
+clock: events
+models:
+  m: {labels: {horizon: 24h}, threshold: 0.5, idle_after: 7d}
+"""
+
+
+class Case:
+    """One agent and how many events it was sent; every answer is waited for, never slept for."""
+
+    def __init__(self, agent):
+        self.agent, self.sent = agent, 0
+
+    def send(self, kind, events, day=0):
+        """Post events as a JSON list and return the receipt, whose parts must add up."""
+        at = NOON + day * DAY
+        receipt = self.agent.post(kind, [{"ts": at, **e} for e in events])
+        assert receipt["accepted"] + receipt["duplicates"] + len(receipt["rejected"]) == len(events)
+        self.sent += len(events)
+        return receipt
+
+    def scored(self, y, p, day=0, version="v1"):
+        """Send predictions and their labels, all good, on one day."""
+        taken = {"accepted": len(p), "duplicates": 0, "rejected": []}
+        ids = [f"{version}-{day}-{i}" for i in range(len(p))]
+        predictions = [{"id": i, "model": "m", "version": version, "score": s} for i, s in zip(ids, map(float, p), strict=True)]
+        assert self.send("predictions", predictions, day) == taken
+        assert self.send("labels", [{"id": i, "label": k} for i, k in zip(ids, map(int, y), strict=True)], day) == taken
+
+    def mature(self, day=0):
+        """Let the day mature and return all series of the rendering that holds it and every event sent."""
+        now = (NOON + day * DAY) // DAY * DAY + 2 * DAY
+        self.agent.now(now)
+        self.agent.ask("/v1/state")  # which makes the rendering of this tick now instead of within a second
+        return self.wait(now)
+
+    def wait(self, now):
+        """Return /metrics as soon as it is of the tick at `now`, with every event sent."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            found = self.agent.metrics(refresh=False)
+            at, seen = found.get("scorewatch_last_tick_timestamp_seconds"), found.get('scorewatch_events_total{source="http"}')
+            if at == now / 1000 and seen == self.sent:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"no rendering of the tick at {now} with {self.sent} events:\n{self.agent.log.read_text()}")
+
+    def reliability(self):
+        """Return the diagram of ten equal widths."""
+        status, body, _ = self.agent.ask("/v1/models/m/reliability?bins=width10")
+        assert status == 200, body
+        return body
+
+
+@pytest.fixture
+def case(agent):
+    """Return a case on an agent of its own; at the end the agent is up and its counters add up to what was sent."""
+    made = Case(agent(CONFIG))
+    yield made
+    found = made.agent.metrics(refresh=False)
+    assert made.agent.process.poll() is None
+    counted = {name: total(found, f"scorewatch_events_{name}total") for name in ("", "accepted_", "rejected_", "duplicate_")}
+    assert counted[""] == made.sent
+    assert counted["accepted_"] + counted["rejected_"] + counted["duplicate_"] == made.sent
+    assert "Traceback" not in made.agent.log.read_text()
+
+
+def total(found, name, **labels):
+    """Return the sum of all series of a name with these labels."""
+    return sum(v for k, v in found.items() if k.split("{")[0] == name and all(f'{a}="{b}"' in k for a, b in labels.items()))
+
+
+def gauge(found, name, window="28d", version="v1"):
+    """Return the value of slice `all` over a window, None when there is no such series."""
+    where = f'model="m",role="live",slice="all",version="{version}",window="{window}"'
+    values = [v for k, v in found.items() if k.split("{")[0] == f"scorewatch_{name}" and ordered(k) == where]
+    assert len(values) < 2
+    return values[0] if values else None
+
+
+def ordered(series):
+    """Return the labels of a series in the order of their names."""
+    return ",".join(sorted(series.partition("{")[2].rstrip("}").split(",")))
+
+
+def unavailable(found, window="28d", version="v1"):
+    """Return {estimate: reason} of what has no value in slice `all` over a window."""
+    wanted = f'slice="all",version="{version}",window="{window}"'
+    out = {}
+    for series, value in found.items():
+        if series.startswith("scorewatch_estimate_available{") and value == 0 and ordered(series).endswith(wanted):
+            labels = dict(part.split("=") for part in ordered(series).split(","))
+            out[labels["estimate"].strip('"')] = labels["reason"].strip('"')
+    return out
+
+
+def ece(y, p):
+    """Return the calibration error over ten equal-width bins, the last one closed, in four lines of NumPy."""
+    which = np.minimum((p * 10 + 1e-9).astype(int), 9)
+    gaps = np.abs(np.bincount(which, y - p, 10))
+    return gaps.sum() / len(p)
+
+
+def close(value):
+    """Return what the cases call equal."""
+    return pytest.approx(value, abs=1e-6)
+
+
+def test_d01_a_score_of_one_belongs_to_the_last_bin(case):
+    """D01: the last of exactly ten bins is closed, so ECE and MCE of 0.95 and 1.0 with outcomes 1 and 0 are 0.475."""
+    case.scored([1, 0], [0.95, 1.0])
+    found = case.mature()
+    assert (gauge(found, "ece_width10"), gauge(found, "mce_width10")) == (close(0.475), close(0.475))
+    assert [b["n"] for b in case.reliability()["bins"]] == [0] * 9 + [2]
+
+
+def test_d02_calibration_error_is_that_of_the_positive_class(case):
+    """D02: a model 20 points too low everywhere has ECE 0.2 and bias -0.2, and HELP says which definition that is."""
+    case.scored([1, 1, 0, 0, 0] + [1] * 5, [0.2] * 5 + [0.8] * 5)
+    found = case.mature()
+    assert (gauge(found, "ece_width10"), gauge(found, "bias")) == (close(0.2), close(-0.2))
+    assert case.reliability()["ece_top_label"] == close(0.0)
+    text = case.agent.ask(case.agent.metrics_url)[1]
+    helps = {line.split()[2]: line.split(maxsplit=3)[3] for line in text.splitlines() if line.startswith("# HELP")}
+    assert "P(positive)" in helps["scorewatch_ece_width10"]
+    assert "not of the top-label confidence" in helps["scorewatch_ece_width10"]
+    assert helps["scorewatch_bias"].startswith("Mean P(positive) minus the share of positives")
+
+
+def test_d04_scores_a_hair_outside_are_clipped_and_others_named(case):
+    """D04: two of seven odd scores are clipped and taken, five named and rejected, and good neighbours kept, in any form."""
+    odd = [1.0000000000000002, -1e-17, 1.2, -0.3, float("nan"), "0.7", None]
+    reasons = ["out_of_range", "out_of_range", "not_finite", "type", "type"]
+    forms = {
+        "list": json.dumps,
+        "ndjson": lambda events: "\n".join(map(json.dumps, events)),
+        "columns": lambda events: json.dumps({name: [e[name] for e in events] for name in events[0]}),
+    }
+    for form, written in forms.items():
+        scores = [0.25, *odd, 0.75]
+        events = [{"id": f"{form}-{i}", "ts": NOON, "model": "m", "version": "v1", "score": s} for i, s in enumerate(scores)]
+        receipt = case.agent.post("predictions", written(events).encode())
+        case.sent += len(scores)
+        rejected = [(r["index"], r["reason"]) for r in receipt["rejected"]]
+        assert (receipt["accepted"], receipt["duplicates"], rejected) == (4, 0, list(zip(range(3, 8), reasons, strict=True)))
+        assert all(str(value) in r["detail"] for value, r in zip(odd[2:], receipt["rejected"], strict=True))
+        case.send("labels", [{"id": f"{form}-{i}", "label": k} for i, k in ((0, 0), (1, 1), (2, 0), (8, 1))])
+    found = case.mature()
+    assert total(found, "scorewatch_scores_clipped_total") == 6
+    counted = {r: total(found, "scorewatch_events_rejected_total", reason=r) for r in reasons}
+    assert counted == {"out_of_range": 6, "not_finite": 3, "type": 6}
+    assert (gauge(found, "scored"), gauge(found, "mean_score"), gauge(found, "ece_width10")) == (12, close(0.5), close(0.125))
+
+
+def test_d05_one_class_leaves_a_reason_and_no_number(case):
+    """D05: with all labels 0 AUC and recall are absent with a reason, the rest is right, and the next window has them again."""
+    rng = np.random.default_rng(5)
+    p = rng.choice(np.arange(0.025, 1, 0.05), 500)
+    case.scored(np.zeros(500), p)
+    found = case.mature()
+    for window in ("7d", "28d"):
+        reasons = unavailable(found, window)
+        assert (reasons["roc_auc"], reasons["recall"]) == ("one_class", "no_positives")
+        for name in ("roc_auc", "roc_auc_low", "roc_auc_high", "recall", "recall_low", "recall_high"):
+            assert gauge(found, name, window) is None
+        assert (gauge(found, "labelled", window), gauge(found, "prevalence", window)) == (500, 0)
+        assert gauge(found, "ece_width10", window) == close(ece(np.zeros(500), p))
+        assert gauge(found, "brier", window) == close((p**2).mean())
+        assert gauge(found, "log_loss", window) == close(-np.log1p(-p).mean())
+    y = rng.random(500) < p
+    case.scored(y, p, day=30)
+    found = case.mature(day=30)
+    assert gauge(found, "roc_auc") == close(roc_auc_score(y, p))
+    assert gauge(found, "recall") == close((y & (p >= 0.5)).sum() / y.sum())
+    assert gauge(found, "ece_width10") == close(ece(y, p))
+    assert gauge(found, "brier") == close(brier_score_loss(y, p))
+    assert gauge(found, "log_loss") == close(log_loss(y, p))
+    assert not {"roc_auc", "recall", "ece_width10", "brier", "log_loss"} & unavailable(found).keys()
+
+
+def test_d07_a_missing_label_is_neither_a_class_nor_a_negative(case):
+    """D07: a fifth of the labels null, NaN or empty is rejected and counted; prevalence stays 0.5 of two classes."""
+    rng = np.random.default_rng(7)
+    p = rng.choice(np.arange(0.025, 1, 0.05), 50_000).tolist()
+    missing = [None, float("nan"), ""]
+    labels = [v for i in range(10_000) for v in (0, 0, 1, 1, missing[i % 3])]
+    case.send("predictions", [{"id": str(i), "model": "m", "version": "v1", "score": s} for i, s in enumerate(p)])
+    receipt = case.send("labels", [{"id": str(i), "label": k} for i, k in enumerate(labels)])
+    named = ["null_label", "not_finite", "type"]
+    assert [(r["index"], r["reason"]) for r in receipt["rejected"]] == [(5 * i + 4, named[i % 3]) for i in range(10_000)]
+    found = case.mature()
+    assert [total(found, "scorewatch_events_rejected_total", reason=r) for r in named] == [3334, 3333, 3333]
+    assert (gauge(found, "prevalence"), gauge(found, "majority_share")) == (0.5, 0.5)
+    assert (gauge(found, "scored"), gauge(found, "labelled")) == (50_000, 40_000)
+    assert (total(found, "scorewatch_matured"), total(found, "scorewatch_never_labelled")) == (50_000, 10_000)
+    bins = case.reliability()["bins"]
+    assert sum(b["n"] for b in bins) == 40_000
+    assert sum(b["n"] * b["observed"] for b in bins) == close(20_000)
+    sure = np.array(labels[: len(p)], object)
+    kept = np.array([k in (0, 1) and k != "" for k in sure])
+    assert gauge(found, "ece_width10") == close(ece(sure[kept].astype(float), np.array(p)[kept]))
+
+
+def test_d11_no_gauge_of_a_vanished_version_stays(case):
+    """D11: once version a is idle and all its days are closed no gauge names it, while version b's are there."""
+    rng = np.random.default_rng(11)
+    p = rng.choice(np.arange(0.025, 1, 0.05), 300)
+    y = rng.random(300) < p
+    case.scored(y, p, version="a")
+    found = case.mature()
+    names_a = {k.split("{")[0] for k in found if 'version="a"' in k}
+    assert gauge(found, "ece_width10", version="a") == close(ece(y, p))
+    for day in range(3, 9):
+        case.scored(y, p, day=day, version="b")
+    found = case.mature(day=8)
+    text = case.agent.ask(case.agent.metrics_url)[1]
+    counters = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" counter")}
+    assert {k.split("{")[0] for k in found if 'version="a"' in k} <= counters
+    assert names_a - counters <= {k.split("{")[0] for k in found if 'version="b"' in k}
+    assert gauge(found, "ece_width10", version="b") == close(ece(np.tile(y, 6), np.tile(p, 6)))
+    assert [v["version"] for v in case.agent.ask("/v1/state")[1]["versions"]] == ["b"]
+
+
+def test_d15_a_model_that_only_says_one_is_degenerate(case):
+    """D15: p = 1 with 70 % positives has ECE 0.3, and the logarithm is refused with the reason degenerate."""
+    case.scored([1] * 700 + [0] * 300, [1.0] * 1000)
+    found = case.mature()
+    assert (gauge(found, "ece_width10"), gauge(found, "mce_width10"), gauge(found, "brier")) == (close(0.3),) * 3
+    assert gauge(found, "log_loss") is None
+    assert unavailable(found)["log_loss"] == "degenerate"
+
+
+def test_d17_the_reliability_diagram_keeps_its_empty_bins(case):
+    """D17: the diagram always has ten bins with their edges; an empty one has count 0 and null means."""
+    case.scored([1, 1, 0], [0.9, 0.8, 0.2])
+    case.mature()
+    bins = case.reliability()["bins"]
+    assert [(b["lower"], b["upper"]) for b in bins] == [(close(i / 10), close((i + 1) / 10)) for i in range(10)]
+    held = {2: (1, 0.2, 0.0), 8: (1, 0.8, 1.0), 9: (1, 0.9, 1.0)}
+    assert [(b["n"], b["mean_score"], b["observed"]) for b in bins] == [held.get(i, (0, None, None)) for i in range(10)]
+    assert all((b["low"], b["high"]) == (None, None) for b in bins if not b["n"])
