@@ -298,7 +298,7 @@ class Agent:
         if p is None:
             return None
         p = _in_time(p, bad)
-        if len(p) and (refused := self.store.full_versions(p.version.names)):
+        if len(p) and (refused := self.store.full_versions(p.version.used())):
             p = _reject(p, np.array([n in refused for n in p.version.names])[p.version.codes], bad, "too_many_versions")
         if len(p) and self.clock.now is not None:
             left = [self.store.left.get(self.store.versions.code.get(name, -1), 0) for name in p.version.names]
@@ -805,9 +805,11 @@ class Agent:
 
     def _keep_from(self, now: int) -> dict[int, int]:
         out = {}
-        for code in {v for v, _ in self.store.spans} | set(range(len(self.store.versions.names))):
-            w = self.watched.get(code)
-            out[code] = self._oldest_kept(w.model, now) if w else now // DAY
+        for code, (name, _) in enumerate(self.store.versions.names):
+            if (w := self.watched.get(code)) is not None:
+                out[code] = self._oldest_kept(w.model, now)
+            elif self.store.newest.get(code, 0) // DAY >= self._oldest_kept(Model(name), now):
+                out[code] = 0  # perhaps the model was taken out of the configuration by mistake: its rows wait a while
         return out
 
     def _prune(self, now: int) -> None:

@@ -241,7 +241,8 @@ class Loop:
         return [self._by_events(batch) for batch in batches]
 
     def _by_events(self, batch: Batch) -> Receipt:
-        """Ingest a body in pieces, each tick after the events before its boundary."""
+        """Ingest a body in pieces, each tick after the events before its boundary; nothing of it when there is no room."""
+        self.agent.store.require_room(0 if batch.predictions is None else len(batch.predictions))
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
         ts = batch.ts()

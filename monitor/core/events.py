@@ -45,6 +45,10 @@ class Coded:
         """Return the rows selected by a mask, positions or a slice; the names stay."""
         return Coded(self.names, self.codes[keep])
 
+    def used(self) -> list[Any]:
+        """Return the names that some row has; others may be left of rows that were taken out."""
+        return [self.names[code] for code in np.flatnonzero(np.bincount(self.codes)).tolist()]
+
     @classmethod
     def of(cls, values: list[Any]) -> "Coded":
         """Return the coding of a list, names in order of first appearance."""

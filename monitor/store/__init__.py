@@ -23,6 +23,7 @@ __all__ = ["NEWS", "OLD_NEWS", "TOO_OLD", "UNKNOWN", "Full", "Span", "StateError
 FIRST_CAPACITY = 1 << 16
 VERSIONS_PER_MODEL = 16
 _MAX_CODES = 60_000
+_KEPT_DAYS = 400
 _HITS_PER_CHECKPOINT = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "ceph", "glusterfs", "afs")
 
@@ -230,9 +231,9 @@ class Store:
         Of several with the same id the first wins, whenever it came; others with different content are counted as
         conflicts. `positions` are committed with the rows.
         """
-        new_versions = self.versions.new(_used(p.version))
+        new_versions = self.versions.new(p.version.used())
         new_combos, new_policies = (
-            book.new(_used(column))[: max(0, _MAX_CODES - len(book.names))]
+            book.new(column.used())[: max(0, _MAX_CODES - len(book.names))]
             for book, column in ((self.combos, p.combo), (self.policies, p.policy))
         )
         masks = self._masks + [self.hasher.version(*name) for name in new_versions]
@@ -295,10 +296,14 @@ class Store:
             fresh &= ~stored
         return fresh
 
-    def _make_room(self, n: int) -> None:
-        need = self.tail - self.head + n
-        if need > self.max_rows:
+    def require_room(self, n: int) -> None:
+        """Raise Full when there is no room for n more rows."""
+        if self.tail - self.head + n > self.max_rows:
             raise Full(f"{self.tail - self.head} predictions wait and {self.max_rows} may (waiting.rows)")
+
+    def _make_room(self, n: int) -> None:
+        self.require_room(n)
+        need = self.tail - self.head + n
         if need > self.ring.capacity:
             capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)
             bigger = self.ring.grown(self.head, self.tail, capacity)
@@ -429,7 +434,8 @@ class Store:
     ) -> list[Entry]:
         """Commit a tick as one transaction: final day tables, journal entries, the tick itself, and the rows that may leave.
 
-        `keep_from` says for each version from which day on its rows are still needed for corrections. Days of which rows
+        `keep_from` says for each version from which day on its rows are still needed for corrections; rows of other
+        versions, whose models are no longer configured, may leave. Final tables are kept for 400 days. Days of which rows
         left stay past their corrections, whatever it says later: counted again they would lose those rows.
         """
         closed = self.closed | {k: (t["all"].n, t["all"].labelled) for k, t in days.items()}
@@ -443,7 +449,9 @@ class Store:
                 self.log.put_day(version, day, tables)
             added = self.log.add_entries(now, "agent", entries)
             self.log.set_meta({"head": head, "last_tick": now, "left": json.dumps(left), **meta})
-        self.closed, self.left = closed, left
+            if past := {k for k in closed if k[1] < now // DAY - _KEPT_DAYS and k not in self.spans}:
+                self.log.db.executemany("delete from days where version = ? and day = ?", past)
+        self.closed, self.left = {k: v for k, v in closed.items() if k not in past}, left
         self.recount -= days.keys()
         self.touched.clear()
         self.keep_from = dict(keep_from)
@@ -455,8 +463,15 @@ class Store:
     def _new_head(
         self, closed: Mapping[tuple[int, int], Any], keep_from: Mapping[int, int], recount: set[tuple[int, int]]
     ) -> int:
-        """Return the first row that has to stay: rows before it are of closed and counted days past their corrections."""
-        staying = [s.first for (v, d), s in self.spans.items() if (v, d) not in closed or d >= keep_from[v] or (v, d) in recount]
+        """Return the first row that has to stay: rows before it are of closed and counted days past their corrections.
+
+        Days of a version that `keep_from` does not have are nobody's any more and hold nothing back.
+        """
+        staying = [
+            s.first
+            for (v, d), s in self.spans.items()
+            if v in keep_from and ((v, d) not in closed or d >= keep_from[v] or (v, d) in recount)
+        ]
         return max(self.head, min(staying, default=self.tail))
 
     def _leave(self, head: int) -> None:
@@ -473,11 +488,6 @@ class Store:
         self.checkpoint()
         self.ring.close()
         self.log.close()
-
-
-def _used(column: Coded) -> list[Any]:
-    """Return the names that some row has; others, of rows that were rejected, get no code."""
-    return [column.names[code] for code in np.flatnonzero(np.bincount(column.codes)).tolist()]
 
 
 def _days_of(keys: Ints) -> set[tuple[int, int]]:

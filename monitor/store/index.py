@@ -25,11 +25,6 @@ class Index:
         self.entries = np.zeros(1 << self.bits, np.uint32)
         self.used = 0
 
-    @property
-    def crowded(self) -> bool:
-        """Return whether probing would become slow: more than six tenths of the entries are used."""
-        return self.used > 0.6 * len(self.entries)
-
     def _place(self, h1: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         place = (h1 >> np.uint64(64 - self.bits)).astype(np.int64)
         return place, ((h1 & np.uint64(63)).astype(np.uint32) << np.uint32(SLOT_BITS))

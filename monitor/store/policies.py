@@ -55,7 +55,7 @@ class Policies:
     def of(self, version: str) -> Path:
         """Return the folder of a version; any name is safe as a folder name."""
         name = quote(version, safe="")
-        return self.folder / (name.replace(".", "%2E") if set(name) == {"."} else name)
+        return self.folder / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

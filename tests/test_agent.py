@@ -1,0 +1,267 @@
+"""The program in one process: closing days, rules, decisions, actions, and what a restart finds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from monitor.agent import Agent
+from monitor.config import load
+from monitor.core.events import DAY, HOUR
+from monitor.formats import decode
+from monitor.run import Inbox, Loop
+
+DAY0 = 16_000  # 2013-10-22
+CONFIG = """\
+state: state
+clock: events
+models:
+  m:
+    labels: {{horizon: 24h, corrections: 2d}}
+    threshold: 0.5
+    {more}
+"""
+
+
+class Program:
+    """An agent without listeners, driven by events; `again()` closes it and opens it anew, as after a restart."""
+
+    def __init__(self, folder, more="mode: auto", models=""):
+        self.path = folder / "config.yaml"
+        self.path.write_text(CONFIG.format(more=more) + models)
+        self.open()
+
+    def open(self):
+        self.agent = Agent(load(self.path), "test", durable=False)
+        self.loop = Loop(self.agent, lambda: None, Inbox(1))
+        self.decoder = self.agent.decoder()
+        return self
+
+    def again(self, config=None):
+        self.loop.close()
+        if config is not None:
+            self.path.write_text(config)
+        return self.open()
+
+    def send(self, kind, events):
+        receipt = self.loop._by_events(decode(self.decoder, json.dumps(events).encode(), kind))
+        return receipt.accepted
+
+    def scores(self, day, n=300, version="v1", model="m", share=0.4, seed=0):
+        """Send n scores of a day, whose labels (positive with probability `share`) come an hour later."""
+        rng = np.random.default_rng([day, seed])
+        ts = (DAY0 + day) * DAY + np.sort(rng.integers(0, DAY - 2 * HOUR, n))
+        ids = [f"{version}-{day}-{i}" for i in range(n)]
+        p = rng.random(n).round(3)
+        named = {"model": model, "version": version}
+        self.send(
+            "predictions", [{"id": i, "ts": int(t), "score": s, **named} for i, t, s in zip(ids, ts, p.tolist(), strict=True)]
+        )
+        y = (rng.random(n) < share).astype(int).tolist()
+        self.send("labels", [{"id": i, "ts": int(t) + HOUR, "label": k, **named} for i, t, k in zip(ids, ts, y, strict=True)])
+
+    def now(self, day):
+        self.send("predictions", {"now": (DAY0 + day) * DAY})
+
+    def journal(self, kind=None):
+        return [e for e in self.agent.store.log.journal() if kind in (None, e.kind)]
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Return a function that makes the program; its files are closed at the end."""
+    made = []
+
+    def make(*args, **kw):
+        made.append(Program(tmp_path, *args, **kw))
+        return made[-1]
+
+    yield make
+    for p in made:
+        p.loop.close()
+
+
+def test_rows_of_a_removed_model_leave(program):
+    """A model that is taken out of the configuration holds rows back for a while only, and the others go on."""
+    p = program(models="  gone: {labels: {horizon: 24h}}\n")
+    p.scores(0, model="gone")
+    p.scores(1)
+    p.again(CONFIG.format(more="mode: auto"))
+    p.now(10)
+    assert p.agent.store.tail - p.agent.store.head == 600  # the rows of the removed model are first in the ring
+    p.scores(70)
+    p.now(80)
+    assert p.agent.store.tail - p.agent.store.head == 0
+
+
+def test_an_observed_baseline_freezes_slices(program):
+    """Without validation the first full day freezes slices and edges; it promises nothing and survives a restart."""
+    p = program()
+    p.scores(0)
+    p.now(2)
+    (w,) = p.agent.watched.values()
+    assert w.baseline is None
+    p.scores(2)
+    p.now(4)
+    (w,) = p.agent.watched.values()
+    assert (w.baseline.promises, w.baseline.provenance["days"], len(w.edges)) == (False, 1, 15)
+    assert p.agent._promised(w) == ()
+    edges = w.edges.tolist()
+    (w,) = p.again().agent.watched.values()
+    assert w.edges.tolist() == edges
+
+
+def test_an_observed_baseline_is_made_again_after_28_days(program):
+    """After 28 mature days the observed baseline is made again, once, from all of them."""
+    p = program("mode: off")
+    p.path.write_text(p.path.read_text().replace("corrections: 2d", "corrections: 40d"))
+    p.again()
+    for day in range(33):
+        p.scores(day, n=40)
+    (w,) = p.agent.watched.values()
+    assert w.baseline.provenance["days"] == 28
+
+
+CALIBRATION = "calibration: {fires: {above: 0.05}, min_n: 200, action: rollback}"
+
+
+def fire(p):
+    """Activate two policies and break the calibration, so that a rule with a rollback fires."""
+    p.now(0)
+    p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)
+    p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)
+    for day in range(6):
+        p.scores(day, share=0.05)
+
+
+def test_an_alert_rolls_back_once(program):
+    """In mode auto a firing rule goes back to the last policy in good standing, once; everything is journalled in order."""
+    p = program(f"mode: auto\n    rules: {{{CALIBRATION}, policy_volume: off}}")
+    fire(p)
+    kinds = [e.kind for e in p.journal()]
+    assert kinds == ["activated", "activated", "alert", "decision", "rolled_back"]
+    first, second = (e.body["policy"] for e in p.journal("activated"))
+    assert p.journal("rolled_back")[0].body["policy"] == first
+    assert p.agent.policies["m"].current("v1").policy == first
+    p.again()
+    p.scores(6, share=0.05)
+    p.now(9)
+    assert [e.kind for e in p.journal()] == kinds
+    assert p.agent.standings["m", "v1"].good is None  # the second policy was rolled back
+    assert second in p.agent.standings["m", "v1"].bad
+
+
+def test_a_refusal_is_journalled_once(program):
+    """In mode off the rule fires, the refusal has its reason, and neither ticks nor restarts repeat it."""
+    p = program(f"mode: off\n    rules: {{{CALIBRATION}, policy_volume: off}}")
+    fire(p)
+    p.again()
+    p.scores(6, share=0.05)
+    p.now(9)
+    assert [e.body["reason"] for e in p.journal("decision")] == ["mode_off"]
+    assert [e.body["state"] for e in p.journal("alert")] == ["firing"]
+    assert p.agent.policies["m"].current("v1").policy == p.journal("activated")[1].body["policy"]
+
+
+def test_a_rollback_that_only_the_journal_has_is_finished(program):
+    """Killed between the journal and current.json, the next tick finishes the change instead of journalling its reverse."""
+    p = program(f"mode: auto\n    rules: {{{CALIBRATION}, policy_volume: off}}")
+    fire(p)
+    entry = p.journal("rolled_back")[0]
+    folder = p.agent.policies["m"].of("v1")
+    (folder / "current.json").write_text(json.dumps(entry.body["before"]))
+    before = len(p.journal())
+    p.again().scores(6)
+    assert json.loads((folder / "current.json").read_text())["policy"] == entry.body["policy"]
+    assert len(p.journal()) == before
+
+
+def test_a_failed_rollback_is_tried_again(program):
+    """When the earlier policy cannot be read the decision says failed, and it is carried out once it can."""
+    p = program(f"mode: auto\n    rules: {{{CALIBRATION}, policy_volume: off}}")
+    p.now(0)
+    first = p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)["policy"]
+    p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)
+    path = p.agent.policies["m"].of("v1") / f"{first}.json"
+    text = path.read_text()
+    path.write_text(text.replace("first", "other"))
+    for day in range(6):
+        p.scores(day, share=0.05)
+    assert {e.body["reason"] for e in p.journal("decision")} == {"failed"}
+    assert p.journal("rolled_back") == []
+    path.write_text(text)
+    p.scores(6, share=0.05)
+    assert [e.body["policy"] for e in p.journal("rolled_back")] == [first]
+
+
+def test_a_shadow_never_fires(program):
+    """A shadow version is measured, but no rule looks at it."""
+    p = program(f"mode: auto\n    versions: {{v1: shadow}}\n    rules: {{{CALIBRATION}}}")
+    fire(p)
+    p.agent.publish()
+    assert [e.kind for e in p.journal()] == ["activated", "activated"]
+    assert {v.role for v in p.agent.snapshot.versions} == {"shadow"}
+    assert any(e.metric == "ece" and e.value > 0.05 for e in p.agent.snapshot.estimates)
+
+
+def test_a_rule_that_is_switched_off_resolves(program):
+    """An alert whose rule the configuration no longer has ends with that reason."""
+    p = program(f"mode: off\n    rules: {{{CALIBRATION}}}")
+    fire(p)
+    p.again(CONFIG.format(more="mode: off\n    rules: {calibration: off}"))
+    p.scores(6)
+    assert [(e.body["state"], e.body["reason"]) for e in p.journal("alert")] == [("firing", ""), ("resolved", "switched_off")]
+
+
+def test_a_version_is_spoken_of_until_a_day_after_its_last_day_matured(program):
+    """The last day of a version can be read for 24 hours after it matured; then its alert resolves as version_gone."""
+    p = program(f"mode: off\n    rules: {{{CALIBRATION}}}")
+    fire(p)
+    said = []
+    for hours in range(0, 80, 2):
+        p.send("predictions", {"now": (DAY0 + 6) * DAY + hours * HOUR})
+        p.agent.publish()
+        said.append(len(p.agent.snapshot.versions))
+    assert said == [1] * 25 + [0] * 15  # the last day, DAY0 + 5, matured at DAY0 + 7
+    assert p.journal("alert")[-1].body["reason"] == "version_gone"
+
+
+def test_policy_volume_ends_after_seven_days(program):
+    """A policy that kept its volume for seven days is established: from then on it is not compared any more."""
+    p = program("mode: auto")
+    p.now(0)
+    p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)
+    p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)
+    for day in range(9):
+        p.scores(day)
+    (w,) = p.agent.watched.values()
+    rule = next(r for r in w.model.rules if r.name == "policy_volume")
+    assert [p.agent._unwatched(rule, w, (DAY0 + d) * DAY) for d in (1, 7, 8)] == [None, None, "established"]
+    assert [e for e in p.journal("alert") if e.body["rule"] == "policy_volume"] == []
+
+
+def test_days_are_counted_again_when_a_label_changes(program):
+    """A correction within its period changes the closed day; after it the label is too old."""
+    p = program()
+    p.scores(0, n=100)
+    p.now(2)
+    before = p.agent.store.log.day(0, DAY0)["all"]
+    label = {"id": "v1-0-0", "ts": (DAY0 + 2) * DAY, "model": "m"}
+    positive = int(before.totals[2, 0])
+    value = 1 if p.agent.store.rows_of(0, DAY0)[1]["outcome"][0] == 0 else 0
+    assert p.send("labels", [{**label, "label": value}]) == 1
+    p.send("predictions", {"now": (DAY0 + 2) * DAY + HOUR})
+    assert int(p.agent.store.log.day(0, DAY0)["all"].totals[2, 0]) == positive + (1 if value else -1)
+    p.now(6)
+    receipt = p.loop._by_events(decode(p.decoder, json.dumps([{**label, "label": 1 - value, "revision": 1}]).encode(), "labels"))
+    assert [r.reason for r in receipt.rejected] in (["too_old"], ["unknown_id"])
+
+
+def test_old_day_tables_are_dropped(program):
+    """Final tables are kept for 400 days."""
+    p = program()
+    p.scores(0, n=20)
+    p.now(390)
+    assert list(p.agent.store.closed) == [(0, DAY0)]
+    p.now(402)
+    assert p.agent.store.closed == p.agent.store.log.closed() == {}
