@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/scorewatch demo $(ARGS)
 
 test: check
-	@$(BIN)/pytest -q $(ARGS)
+	@$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest -q tests/test_purity.py
