@@ -105,7 +105,7 @@ def test_an_observed_baseline_freezes_slices(program):
     p.now(4)
     (w,) = p.agent.watched.values()
     assert (w.baseline.promises, w.baseline.provenance["days"], len(w.edges)) == (False, 1, 15)
-    assert p.agent._promised(w) == ()
+    assert w.promise[1] == ()
     edges = w.edges.tolist()
     (w,) = p.again().agent.watched.values()
     assert w.edges.tolist() == edges
@@ -142,13 +142,13 @@ def test_an_alert_rolls_back_once(program):
     assert kinds == ["activated", "activated", "alert", "decision", "rolled_back"]
     first, second = (e.body["policy"] for e in p.journal("activated"))
     assert p.journal("rolled_back")[0].body["policy"] == first
-    assert p.agent.policies["m"].current("v1").policy == first
+    assert p.agent.served.folder("m").current("v1").policy == first
     p.again()
     p.scores(6, share=0.05)
     p.now(9)
     assert [e.kind for e in p.journal()] == kinds
-    assert p.agent.standings["m", "v1"].good is None  # the second policy was rolled back
-    assert second in p.agent.standings["m", "v1"].bad
+    assert p.agent.served.standing("m", "v1").good is None  # the second policy was rolled back
+    assert second in p.agent.served.standing("m", "v1").bad
 
 
 def test_a_refusal_is_journalled_once(program):
@@ -160,7 +160,7 @@ def test_a_refusal_is_journalled_once(program):
     p.now(9)
     assert [e.body["reason"] for e in p.journal("decision")] == ["mode_off"]
     assert [e.body["state"] for e in p.journal("alert")] == ["firing"]
-    assert p.agent.policies["m"].current("v1").policy == p.journal("activated")[1].body["policy"]
+    assert p.agent.served.folder("m").current("v1").policy == p.journal("activated")[1].body["policy"]
 
 
 def test_a_rollback_that_only_the_journal_has_is_finished(program):
@@ -168,7 +168,7 @@ def test_a_rollback_that_only_the_journal_has_is_finished(program):
     p = program(f"mode: auto\n    rules: {{{CALIBRATION}, policy_volume: off}}")
     fire(p)
     entry = p.journal("rolled_back")[0]
-    folder = p.agent.policies["m"].of("v1")
+    folder = p.agent.served.folder("m").of("v1")
     (folder / "current.json").write_text(json.dumps(entry.body["before"]))
     before = len(p.journal())
     p.again().scores(6)
@@ -182,7 +182,7 @@ def test_a_failed_rollback_is_tried_again(program):
     p.now(0)
     first = p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)["policy"]
     p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)
-    path = p.agent.policies["m"].of("v1") / f"{first}.json"
+    path = p.agent.served.folder("m").of("v1") / f"{first}.json"
     text = path.read_text()
     path.write_text(text.replace("first", "other"))
     for day in range(6):

@@ -483,6 +483,12 @@ class Store:
         if stale > max(FIRST_CAPACITY // 4, len(self.index.entries) // 4):
             self._reindex()
 
+    def place(self, *parts: str) -> Path:
+        """Return a path below the state directory; any text is safe as a part."""
+        return self.folder.joinpath(
+            *("".join(c if c.isalnum() or c in "-_" else f"%{ord(c):02X}" for c in part) for part in parts)
+        )
+
     def close(self) -> None:
         """Checkpoint and close all files."""
         self.checkpoint()

@@ -1,0 +1,174 @@
+"""Which policy each version is served: the folders, what the journal says of them, and the verdicts they give."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.actions.rollback import Change, Pointer, Policies, PolicyError, activate, carry_out, checksum, rollback
+from monitor.config import Model
+from monitor.core.events import NONE, UNDECIDED, Entry, Ints, Predictions
+from monitor.core.guards import Standing
+from monitor.core.policy import Policy, decide, from_json
+from monitor.core.tables import next_edge
+from monitor.store import Store
+
+log = logging.getLogger("scorewatch")
+
+CHANGES = ("activated", "rolled_back")
+
+
+class Planned(NamedTuple):
+    """A change of one model's policy that the journal gets before current.json follows it."""
+
+    model: str
+    change: Change
+
+
+class Served:
+    """The standing of every version is a fold of the journal; current.json says what is served and follows the journal.
+
+    `model` returns the configuration of a model by its name. Methods raise PolicyError with a message for a person.
+    """
+
+    def __init__(self, store: Store, model: Callable[[str], Model], journal: Iterable[Entry]) -> None:
+        self.store, self.model = store, model
+        self.standings: dict[tuple[str, str], Standing] = {}
+        self._last: dict[tuple[str, str], Entry] = {}
+        self._folders: dict[str, Policies] = {}
+        self._loaded: dict[tuple[str, str, str], Policy] = {}
+        self.failures = 0
+        for entry in journal:
+            self.after(entry)
+
+    def folder(self, name: str) -> Policies:
+        """Return the policies folder of a model."""
+        if name not in self._folders:
+            self._folders[name] = Policies(self.model(name).policies or self.store.place("policies", name), name)
+        return self._folders[name]
+
+    def standing(self, name: str, version: str) -> Standing:
+        """Return the standing of a version's policies."""
+        return self.standings.get((name, version), Standing())
+
+    def policy(self, name: str, version: str, ident: str | None) -> Policy | None:
+        """Return a policy from memory or its file, None when it cannot be used; policies never change, so one look is enough."""
+        if ident is None:
+            return None
+        key = name, version, ident
+        if key not in self._loaded:
+            try:
+                self._loaded[key] = self.folder(name).read(version, ident)
+            except PolicyError as e:
+                log.warning("%s", e)
+                return None
+        return self._loaded[key]
+
+    def current(self, name: str, version: str) -> Policy | None:
+        """Return the policy that is served."""
+        return self.policy(name, version, self.standing(name, version).current)
+
+    def threshold(self, name: str, version: str) -> float | None:
+        """Return the threshold that is served: the policy's, else the configured one on its grid edge, else None."""
+        policy = self.current(name, version)
+        if policy is not None:
+            return policy.threshold
+        configured = self.model(name).threshold
+        return None if configured is None else next_edge(configured)
+
+    # Verdicts.
+
+    def verdicts(self, p: Predictions) -> tuple[Predictions, NDArray[np.bool_]]:
+        """Return the predictions with what the policy says where the event gave no verdict, and which name an unknown policy."""
+        verdict = p.verdict.copy()
+        unknown = np.zeros(len(p), bool)
+        for code, (name, version) in enumerate(p.version.names):
+            mine = (p.version.codes == code) & (verdict == UNDECIDED)
+            for named_code, named in enumerate(p.policy.names if mine.any() else ()):
+                at = np.flatnonzero(mine & (p.policy.codes == named_code))
+                if not len(at):
+                    continue
+                if named:
+                    policy = self.policy(name, version, named)
+                    unknown[at] = policy is None
+                    verdict[at] = NONE if policy is None else decide(policy.threshold, p.score[at])
+                else:
+                    verdict[at] = self._current_verdicts(name, version, p.ts[at], p.score[at])
+        return replace(p, verdict=verdict), unknown
+
+    def _current_verdicts(self, name: str, version: str, ts: Ints, score: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Return what the policy says that was current at each event's time; before the first one, the configured threshold."""
+        served = self.standing(name, version).served
+        configured = self.model(name).threshold
+        out = np.full(len(ts), NONE, np.uint8) if configured is None else decide(next_edge(configured), score)
+        which = np.searchsorted(np.array([at for at, _ in served], np.int64), ts, side="right") - 1
+        for i in np.unique(which).tolist():
+            policy = self.policy(name, version, served[i][1]) if i >= 0 else None
+            if policy is not None:
+                at = which == i
+                out[at] = decide(policy.threshold, score[at])
+        return out
+
+    # Changes: planned, journalled by the caller, then carried out.
+
+    def activation(
+        self, name: str, version: str, who: str, reason: str, at: int, policy: Mapping[str, Any] | None, threshold: float | None
+    ) -> Planned:
+        """Return the change that makes a policy (given as JSON, or the next one with a threshold) current."""
+        chosen: Policy | float
+        if policy is not None:
+            given = from_json(json.dumps(policy))
+            chosen = replace(given, checksum=given.checksum or checksum(given))
+        elif threshold is not None and 0.0 <= threshold <= 1.0:
+            chosen = threshold
+        else:
+            raise PolicyError(f"the threshold must be in [0, 1], found {threshold}")
+        return Planned(name, activate(self.folder(name), version, chosen, who, reason, at))
+
+    def way_back(self, name: str, version: str, who: str, reason: str, at: int) -> Planned:
+        """Return the change that goes back to the last policy in good standing."""
+        to = self.standing(name, version).good
+        if to is None:
+            raise PolicyError(f"{name} {version} has no earlier policy in good standing to go back to")
+        return Planned(name, rollback(self.folder(name), version, to, who, reason, at))
+
+    def found(self, versions: Iterable[tuple[str, str]], last: int | None, now: int) -> list[Planned]:
+        """Return the changes of current.json that the journal does not have, and finish those that only the journal has."""
+        out = []
+        for name, version in versions:
+            try:
+                pointer = self.folder(name).current(version)
+                if pointer is not None and pointer.policy != self.standing(name, version).current:
+                    out += self._explain(name, version, pointer, last, now)
+            except PolicyError as e:
+                log.warning("%s", e)
+                self.failures += 1
+        return out
+
+    def _explain(self, name: str, version: str, pointer: Pointer, last: int | None, now: int) -> list[Planned]:
+        """Return the change somebody made to current.json, or nothing when it only lags behind the journal."""
+        entry = self._last.get((name, version))
+        known = None if entry is None else {key: entry.body[key] for key in asdict(pointer)}
+        if entry is not None and known is not None and entry.body["before"] == asdict(pointer):
+            carry_out(self.folder(name), Change(entry.kind, version, Pointer(**known), entry.body))
+            return []
+        self.folder(name).read(version, pointer.policy)
+        back = pointer.policy in {p for _, p in self.standing(name, version).served}
+        dated = replace(pointer, at=min(max(pointer.at, last or pointer.at), now))
+        return [Planned(name, Change("rolled_back" if back else "activated", version, dated, {**asdict(dated), "before": known}))]
+
+    def after(self, entry: Entry) -> None:
+        """Fold a journal entry."""
+        if entry.kind in CHANGES:
+            key = entry.model, entry.version
+            self.standings[key] = self.standing(*key).after(entry)
+            self._last[key] = entry
+
+    def carry_out(self, planned: Planned) -> None:
+        """Let current.json follow the journal."""
+        if self.folder(planned.model).current(planned.change.version) != planned.change.pointer:
+            carry_out(self.folder(planned.model), planned.change)

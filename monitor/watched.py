@@ -1,0 +1,369 @@
+"""One version of a model in memory: its hours, its days, its baseline, and what they say."""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.config import Model
+from monitor.core import baseline as baselines
+from monitor.core import readings
+from monitor.core.baseline import Baseline
+from monitor.core.days import (
+    MATURE,
+    RECENT,
+    WINDOWS,
+    Key,
+    iso,
+    mature_window,
+    matures_at,
+    month_end,
+    month_of,
+    newest_mature,
+    oldest_kept,
+    recent_hours,
+)
+from monitor.core.events import DAY, HOUR, Ints
+from monitor.core.metrics import METRICS, Estimate, measure
+from monitor.core.policy import Policy
+from monitor.core.readings import Reading
+from monitor.core.snapshot import Version
+from monitor.core.tables import EMPTY, Table, tables, total
+from monitor.series import SLICE_ESTIMATES
+from monitor.store import Store
+
+SCORED = tuple(name for name, m in METRICS.items() if not m.outcomes)
+OUTCOMES = tuple(name for name, m in METRICS.items() if m.outcomes)
+_SLICE_SCORED = tuple(name for name in (*SLICE_ESTIMATES, "mean_score") if not METRICS[name].outcomes)
+_SLICE_OUTCOMES = tuple(name for name in SLICE_ESTIMATES if METRICS[name].outcomes)
+_SUMMARY = (
+    "prevalence",
+    "mean_score",
+    "bias",
+    "brier",
+    "log_loss",
+    "ece_width10",
+    "ece",
+    "roc_auc",
+    "recall",
+    "precision",
+    "flagged_share",
+)
+_STEPS = np.arange(1, 20) / 20
+"""Upper bounds of the score histogram; Prometheus counts a score equal to a bound below it."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What mature windows said, and from which days under which threshold; made anew only when those change."""
+
+    state: tuple[Any, ...]
+    estimates: tuple[Estimate, ...]
+    readings: dict[tuple[Key, str], Reading]
+
+
+@dataclass(slots=True)
+class Watched:
+    """All of it can be made again from the store and the files; nothing here is stored anywhere else.
+
+    `hours` holds a table per slice for each of the last hours, `following` how often each policy was named in them, `days`
+    the tables of the last 28 mature days by slice, `seen` when its last event came. `stale` hours are counted anew.
+    """
+
+    store: Store
+    code: int
+    model: Model
+    version: str
+    baseline: Baseline | None = None
+    members: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 1), np.int32))
+    hours: dict[int, list[Table]] = field(default_factory=dict)
+    following: dict[int, dict[int, int]] = field(default_factory=dict)
+    days: dict[int, Mapping[str, Table]] = field(default_factory=dict)
+    revision: int = 0
+    measured: Measured | None = None
+    promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
+    histogram: NDArray[np.float64] | None = None
+    score_sum: float = 0.0
+    seen: int = 0
+    stale: bool = True
+    open_months: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Return (model, version)."""
+        return self.model.name, self.version
+
+    @property
+    def role(self) -> str:
+        """Return live, canary or shadow."""
+        return self.model.role(self.version)
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """Return the names of the slices, `all` first."""
+        return self.baseline.slices if self.baseline else ("all",)
+
+    @property
+    def edges(self) -> Ints | None:
+        """Return the frozen calibration edges."""
+        return self.baseline.edges if self.baseline else None
+
+    @property
+    def reference(self) -> Reading | None:
+        """Return the scores of the baseline."""
+        return readings.scored(self.baseline.table("all")) if self.baseline else None
+
+    def begin(self, baseline: Baseline | None, now: int | None) -> None:
+        """Take the baseline (else the observed one that was written before) and load the days that a window reaches."""
+        path = self.store.place("baselines", *self.name).with_suffix(".json")
+        if baseline is None and path.exists():
+            observed = baselines.from_json(path.read_text())
+            baseline = observed if observed.segments == self.model.segments else None
+        self._use(baseline)
+        for code, day in self.store.closed if now is not None else ():
+            last = self.newest_mature(now or 0)
+            if code == self.code and day > last - WINDOWS["28d"] // DAY:
+                self.days[day] = self.store.log.day(code, day)
+            if code == self.code and month_end(month_of(day)) > last:
+                self.open_months.add(month_of(day))
+
+    def newest_mature(self, now: int) -> int:
+        """Return the newest day that is mature at `now`."""
+        return newest_mature(now, self.model.labels.horizon)
+
+    def oldest_kept(self, now: int) -> int:
+        """Return the oldest day whose rows are kept for corrections."""
+        return oldest_kept(now, self.model.labels.horizon, self.model.labels.corrections)
+
+    def waiting(self) -> list[int]:
+        """Return the days that are not closed."""
+        return sorted(d for v, d in self.store.spans if v == self.code and (v, d) not in self.store.closed)
+
+    def active(self, now: int) -> bool:
+        """Return whether the version is still spoken of: it has events, days that wait, or a last day that just matured."""
+        newest = max((d for v, d in self.store.closed if v == self.code), default=None)
+        matured = 0 if newest is None else min(matures_at(newest, self.model.labels.horizon), now)
+        return now - max(self.seen, matured) <= self.model.idle_after or bool(self.waiting())
+
+    def _use(self, baseline: Baseline | None) -> None:
+        self.baseline, self.stale = baseline, True
+        self.revision += 1
+        self._members()
+
+    def _members(self) -> None:
+        if self.baseline:
+            self.members = baselines.members(self.baseline.slices, self.store.combos.names, self.baseline.segments)
+        else:
+            self.members = np.zeros((1, max(len(self.store.combos.names), 1)), np.int32)
+
+    # Counting.
+
+    def count(self, rows: NDArray[Any], now: int) -> None:
+        """Count rows that are new since the last time."""
+        counts = np.bincount(np.searchsorted(_STEPS, rows["score"]), minlength=len(_STEPS) + 1)
+        seen = np.zeros(len(_STEPS) + 1) if self.histogram is None else self.histogram
+        self.histogram, self.score_sum = seen + counts, self.score_sum + float(rows["score"].sum())
+        if not self.stale:
+            self._count_hours(rows, now)
+
+    def recount(self, now: int) -> None:
+        """Count stale hours from the rows: at start, and when a new baseline changed the slices."""
+        if not self.stale:
+            return
+        self.hours, self.following, self.stale = {}, {}, False
+        for code, day in sorted(self.store.spans):
+            if code == self.code and (day + 2) * DAY > now - WINDOWS["24h"]:
+                for rows, _ in self.store.pieces_of(self.code, day):
+                    self._count_hours(rows, now)
+
+    def _count_hours(self, rows: NDArray[Any], now: int) -> None:
+        hour = rows["ts"] // HOUR
+        if len(rows) and self.members.shape[1] <= int(rows["combo"].max()):
+            self._members()
+        for h in np.unique(hour[hour >= recent_hours(now, "24h").start]).tolist():
+            mine = rows[hour == h]
+            fresh = tables(mine, None, self.members, len(self.slices))
+            self.hours[h] = [a + b for a, b in zip(self.hours[h], fresh, strict=True)] if h in self.hours else fresh
+            named = self.following.setdefault(h, {})
+            for code, n in zip(*(a.tolist() for a in np.unique(mine["policy"], return_counts=True)), strict=True):
+                named[code] = named.get(code, 0) + n
+
+    def close(self, day: int, now: int) -> dict[str, Table]:
+        """Return the final tables of a day by slice."""
+        if self.baseline is None or not self.baseline.promises:
+            self._observe(day)
+        self._members()
+        counted = baselines.count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices))
+        final = {name: t for name, t in zip(self.slices, counted, strict=True) if t is not EMPTY or name == "all"}
+        self.days[day] = final
+        self.open_months.add(month_of(day))
+        self.revision += 1
+        self.recount(now)
+        return final
+
+    def _observe(self, day: int) -> None:
+        """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""
+        earlier = sorted(d for v, d in self.store.closed if v == self.code and d < day)
+        first = min(d for v, d in self.store.spans if v == self.code)
+        if self.baseline is None:
+            days = [day] if day > first or earlier else []
+        else:
+            kept = [d for d in earlier[-27:] if (self.code, d) in self.store.spans]
+            days = [*kept, day] if self.baseline.provenance["days"] == 1 and len(kept) == 27 else []
+        if not days:
+            return
+        provenance = {
+            "kind": "observed",
+            "days": len(days),
+            "first_day": iso(days[0] * DAY)[:10],
+            "last_day": iso(day * DAY)[:10],
+        }
+        pieces = partial(self.store.pieces_of, self.code)
+        made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance)
+        made = replace(made, checksum="sha256:" + hashlib.sha256(baselines.to_json(made).encode()).hexdigest())
+        path = self.store.place("baselines", *self.name).with_suffix(".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(baselines.to_json(made))
+        fresh.replace(path)
+        self._use(made)
+
+    def prune(self, now: int) -> None:
+        """Forget hours and days that no window reaches any more."""
+        oldest = recent_hours(now, "24h").start
+        first = self.newest_mature(now) - WINDOWS["28d"] // DAY
+        self.hours = {h: t for h, t in self.hours.items() if h >= oldest}
+        self.following = {h: t for h, t in self.following.items() if h >= oldest}
+        self.days = {d: t for d, t in self.days.items() if d > first}
+
+    # Measuring.
+
+    def measure(self, now: int, threshold: float | None) -> None:
+        """Measure the mature windows and the promise, each only when what it is made from changed."""
+        windows = tuple(mature_window(self.days, now, self.model.labels.horizon, window) for window in MATURE)
+        state = (windows, self.revision, threshold)
+        if self.measured is None or self.measured.state != state:
+            self.measured = self._mature(now, windows, state)
+        if self.promise[0] != (self.revision, threshold):
+            self.promise = ((self.revision, threshold), self._promised(threshold))
+
+    def _hours(self, window: str, now: int) -> list[Table]:
+        hours = [self.hours[h] for h in recent_hours(now, window) if h in self.hours]
+        return [total([h[i] for h in hours]) for i in range(len(self.slices))]
+
+    def hours_reading(self, window: str, now: int) -> Reading:
+        """Return the scores of the slice `all` in the last hours."""
+        return readings.scored(self._hours(window, now)[0])
+
+    def recent(self, now: int) -> list[Estimate]:
+        """Return what the last hours say; slices for the last 24 only."""
+        out: list[Estimate] = []
+        for window in RECENT:
+            for i, table in enumerate(self._hours(window, now)):
+                if i and window == "1h":
+                    break
+                key = Key(*self.name, self.slices[i], now // DAY)
+                reference, names = (None, _SLICE_SCORED) if i else (self.reference, SCORED)
+                out += measure(readings.scored(table), key, window, self.edges, reference, names)
+        return out
+
+    def _mature(self, now: int, windows: tuple[tuple[int, ...], ...], state: tuple[Any, ...]) -> Measured:
+        estimates: list[Estimate] = []
+        kept: dict[tuple[Key, str], Reading] = {}
+        last = self.newest_mature(now)
+        for window, days in zip(MATURE, windows, strict=True):
+            for name in self.slices:
+                if name != "all" and window != "28d":
+                    continue
+                table = total([self.days[d].get(name, EMPTY) for d in days])
+                key = Key(*self.name, name, last)
+                reading = readings.mature(table, self.model.labels.missing)
+                kept[key, window] = reading
+                reference = self.reference if name == "all" else None
+                scored = readings.scored(table) if days else replace(readings.scored(table), reason="no_mature_days")
+                estimates += measure(scored, key, window, self.edges, reference, SCORED if name == "all" else _SLICE_SCORED)
+                estimates += measure(reading, key, window, self.edges, None, OUTCOMES if name == "all" else _SLICE_OUTCOMES)
+        return Measured(state, tuple(estimates), kept)
+
+    def _promised(self, threshold: float | None) -> tuple[Estimate, ...]:
+        """Return what validation promised under this threshold."""
+        if self.baseline is None or not self.baseline.promises:
+            return ()
+        out: list[Estimate] = []
+        for name in self.slices:
+            key = Key(*self.name, name, self.baseline.until // DAY - 1)
+            reading = readings.baseline(self.baseline.table(name), threshold)
+            names = (*OUTCOMES, "flagged_share") if name == "all" else SLICE_ESTIMATES
+            out += [e for e in measure(reading, key, "", self.edges, None, names) if not e.reason]
+        return tuple(out)
+
+    def expected(self, metric: str) -> Estimate | None:
+        """Return what validation promised for a metric on the slice `all`."""
+        return next((e for e in self.promise[1] if e.key.slice == "all" and e.metric == metric), None)
+
+    def evidence(self, basis: str, window: str, metrics: Collection[str], now: int) -> dict[str, Estimate]:
+        """Return the estimates a rule looks at: slice `all`; mature days only those after the validation."""
+        key = Key(*self.name, "all", now // DAY)
+        if basis == "scored":
+            found = measure(self.hours_reading(window, now), key, window, self.edges, self.reference, metrics)
+            return {e.metric: e for e in found}
+        assert self.measured is not None
+        days = mature_window(self.days, now, self.model.labels.horizon, window)
+        until = self.baseline.until if self.baseline and self.baseline.promises else 0
+        after = tuple(d for d in days if (d + 1) * DAY > until)
+        if after == days:
+            same = [e for e in self.measured.estimates if e.key.slice == "all" and e.window == window]
+            return {e.metric: e for e in same if e.metric in metrics}
+        reading = readings.mature(total([self.days[d]["all"] for d in after]), self.model.labels.missing)
+        return {e.metric: e for e in measure(reading, key, window, self.edges, None, metrics)}
+
+    def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
+        """Return the mature estimates of closed days of the slice `all`, for the timeline."""
+        reading = readings.mature(total(list(days.values())), self.model.labels.missing)
+        return measure(reading, Key(*self.name, "all", max(days)), window, self.edges, None, _SUMMARY)
+
+    def month(self, month: str) -> tuple[Estimate, ...]:
+        """Return the mature estimates of a calendar month of predictions."""
+        days = [d for v, d in self.store.closed if v == self.code and month_of(d) == month]
+        return self.summary({d: self.store.log.day(self.code, d)["all"] for d in sorted(days)}, month)
+
+    def months(self) -> list[str]:
+        """Return the months that have closed days."""
+        return sorted({month_of(d) for v, d in self.store.closed if v == self.code})
+
+    def view(self, policy: Policy | None, activated_at: int | None, threshold: float | None) -> Version:
+        """Return the version as the snapshot shows it."""
+        spans = {d: self.store.spans[self.code, d] for d in self.waiting()}
+        following: dict[str, int] = {}
+        for hour in self.following.values():
+            for code, n in hour.items():
+                following[self.store.policies.names[code]] = following.get(self.store.policies.names[code], 0) + n
+        mature = [t["all"] for t in self.days.values()]
+        bounds = [*map(str, _STEPS), "+Inf"]
+        histogram = {} if self.histogram is None else dict(zip(bounds, self.histogram.cumsum().tolist(), strict=True))
+        kind = "" if self.baseline is None else f"{self.baseline.provenance['kind']} until {iso(self.baseline.until)[:10]}"
+        return Version(
+            *self.name,
+            self.role,
+            self.slices,
+            self.edges,
+            kind,
+            self.model.labels.horizon,
+            self.store.newest.get(self.code, 0),
+            sum(s.n for s in spans.values()),
+            sum(s.labelled for s in spans.values()),
+            tuple(spans),
+            tuple(sorted(self.days)),
+            sum(t.n for t in mature),
+            sum(t.n - t.labelled for t in mature),
+            policy,
+            activated_at,
+            threshold,
+            following,
+            self.model.rules,
+            (histogram, self.score_sum),
+        )
