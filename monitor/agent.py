@@ -48,7 +48,7 @@ from monitor.formats import Decoder
 from monitor.served import Planned, Served
 from monitor.sources.file import FileSource as FileReader
 from monitor.store import NEWS, TOO_OLD, UNKNOWN, StateError, Store
-from monitor.watched import Watched
+from monitor.watched import Watched, baseline_checksum
 
 log = logging.getLogger("scorewatch")
 
@@ -65,6 +65,7 @@ class Agent:
 
     def __init__(self, config: Config, version: str, durable: bool = True) -> None:
         self.config = config
+        self.baselines = {name: self._read_baseline(m) for name, m in config.models.items() if m.baseline}
         self.store = Store(config.state, config.hash, config.waiting_rows, durable)
         self.clock: WallClock | EventClock
         last = self.store.meta.get("last_tick")
@@ -79,12 +80,15 @@ class Agent:
         self.alerts: dict[tuple[str, str, str], Alert] = {}
         self.decided: dict[tuple[str, str, str], str] = {}
         self.snapshot = Snapshot(None)
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            self.store.close()
+            raise
 
     # Start: everything in memory is made from the store and the files.
 
     def _load(self) -> None:
-        self.baselines = {name: self._read_baseline(m) for name, m in self.config.models.items() if m.baseline}
         journal = self.store.log.journal()
         self.served = Served(self.store, self.model, journal)
         for entry in journal:
@@ -105,6 +109,8 @@ class Agent:
             made = baselines.from_json(model.baseline.read_text())
         except (OSError, ValueError) as e:
             raise StateError(f"{model.baseline}: {e}; build it anew or take `models.{model.name}.baseline` out") from None
+        if made.checksum and made.checksum != baseline_checksum(made):
+            raise StateError(f"{model.baseline}: its checksum does not hold, so it was changed; build it anew")
         if made.segments != model.segments:
             raise StateError(
                 f"{model.baseline}: was built with segments {list(made.segments)}, models.{model.name}.segments is "
@@ -132,7 +138,11 @@ class Agent:
         if name not in self.config.models and "*" not in self.config.models:
             return None
         self.watched[code] = Watched(self.store, code, self.model(name), version)
-        self.watched[code].begin(self.baselines.get(name), self.clock.now)
+        baseline = self.baselines.get(name)
+        if baseline is not None and baseline.version != version:
+            # Slices and bins are those of the validated version; what was promised for it was not promised for this one.
+            baseline = replace(baseline, version=version, provenance={"kind": "inherited", "from": baseline.version})
+        self.watched[code].begin(baseline, self.clock.now)
         return self.watched[code]
 
     def decoder(self) -> Decoder:

@@ -57,6 +57,11 @@ _STEPS = np.arange(1, 20) / 20
 """Upper bounds of the score histogram; Prometheus counts a score equal to a bound below it."""
 
 
+def baseline_checksum(baseline: Baseline) -> str:
+    """Return the SHA-256 of a baseline without its checksum."""
+    return "sha256:" + hashlib.sha256(baselines.to_json(replace(baseline, checksum="")).encode()).hexdigest()
+
+
 @dataclass(slots=True)
 class Measured:
     """What mature windows said, and from which days under which threshold; made anew only when those change."""
@@ -194,7 +199,7 @@ class Watched:
 
     def close(self, day: int, now: int) -> dict[str, Table]:
         """Return the final tables of a day by slice."""
-        if self.baseline is None or not self.baseline.promises:
+        if self.baseline is None or self.baseline.provenance["kind"] == "observed":
             self._observe(day)
         self._members()
         counted = baselines.count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices))
@@ -224,7 +229,7 @@ class Watched:
         }
         pieces = partial(self.store.pieces_of, self.code)
         made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance)
-        made = replace(made, checksum="sha256:" + hashlib.sha256(baselines.to_json(made).encode()).hexdigest())
+        made = replace(made, checksum=baseline_checksum(made))
         path = self.store.place("baselines", *self.name).with_suffix(".json")
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")

