@@ -79,6 +79,7 @@ class Agent:
         self.newest_label: dict[str, int] = {}
         self.alerts: dict[tuple[str, str, str], Alert] = {}
         self.decided: dict[tuple[str, str, str], str] = {}
+        self.failing: set[tuple[str, str, str]] = set()
         self.snapshot = Snapshot(None)
         try:
             self._load()
@@ -90,7 +91,7 @@ class Agent:
 
     def _load(self) -> None:
         journal = self.store.log.journal()
-        self.served = Served(self.store, self.model, journal)
+        self.served = Served(self.store, self.model, journal, int(self.store.meta.get("carried", 0)))
         for entry in journal:
             if entry.kind in ("alert", "decision"):
                 self._fold(entry)
@@ -122,6 +123,7 @@ class Agent:
         key = entry.model, entry.version, entry.body["rule"]
         if entry.kind == "decision":
             self.decided[key] = entry.body["reason"]
+            (self.failing.add if entry.body["reason"] == "failed" else self.failing.discard)(key)
         elif entry.body["state"] == "resolved":
             self.alerts.pop(key, None)
             self.decided.pop(key, None)
@@ -217,14 +219,14 @@ class Agent:
 
     def _arrived(self, p: Predictions, fresh: NDArray[np.bool_]) -> None:
         counts = np.bincount(p.version.codes[fresh], minlength=len(p.version.names)).tolist()
-        for (name, version), n in zip(p.version.names, counts, strict=True):
+        for index, ((name, version), n) in enumerate(zip(p.version.names, counts, strict=True)):
             code = self.store.versions.code.get((name, version))
             if code is None:
                 continue  # all of its events were rejected
             w = self.watched.get(code) or self._watch(code)
             if w is not None and n:
-                now = int(p.ts.max()) if isinstance(self.clock, EventClock) else self.clock.now
-                w.seen = max(w.seen, now)
+                newest = int(p.ts[p.version.codes == index].max())
+                w.seen = max(w.seen, newest if isinstance(self.clock, EventClock) else self.clock.now)
                 self.add("scorewatch_predictions_total", n, model=name, version=version, role=w.role)
 
     def _labels_arrived(self, parts: Iterable[Labels]) -> None:
@@ -274,7 +276,8 @@ class Agent:
     def tick(self, now: int) -> None:
         """Close days, measure them, look at the rules, act, and record all of it at once."""
         begun = time.perf_counter()
-        changes = self.served.found([w.name for w in self.watched.values()], self.clock.last, now)
+        self.served.follow_journal(self._names())
+        changes = self.served.found(self._names(), self.clock.last, now)
         closing = self._close(now)
         active = self._active(now)
         for w in active:
@@ -306,6 +309,9 @@ class Agent:
         self.snapshot = replace(self.snapshot, counters=dict(self.counters))
         self.exporter.render(self.snapshot)
 
+    def _names(self) -> list[tuple[str, str]]:
+        return [w.name for w in self.watched.values()]
+
     def _active(self, now: int) -> list[Watched]:
         return [w for w in self.watched.values() if w.active(now)]
 
@@ -322,7 +328,7 @@ class Agent:
     def _close(self, now: int) -> dict[tuple[int, int], dict[str, Table]]:
         """Return the final tables of the days that matured since the last tick or have to be counted again."""
         started = self.clock.started if isinstance(self.clock, WallClock) else 0
-        closing = {}
+        closing: dict[tuple[int, int], dict[str, Table]] = {}
         for (code, day), span in sorted(self.store.spans.items()):
             w = self.watched.get(code)
             if w is None or ((code, day) in self.store.closed and (code, day) not in self.store.recount):
@@ -331,7 +337,7 @@ class Agent:
             # History that is being read in right now: its labels may be in the next request.
             arriving = matures < started and (code, day) in self.store.touched
             if matures <= now and not arriving and span.last > self.store.head:
-                closing[code, day] = w.close(day, now)
+                closing |= {(code, d): tables for d, tables in w.close(day, now).items()}
         return closing
 
     # Rules, decisions, actions.
@@ -345,7 +351,7 @@ class Agent:
             w = spoken.get(key[:2])
             reason = "version_gone" if w is None else "" if any(r.name == alert.rule for r in w.model.rules) else "switched_off"
             if reason:
-                ended += [rules.resolved(alert, reason, now)] if alert.state == "firing" else []
+                ended.append(rules.resolved(alert, reason, now))
                 del self.alerts[key]
         for w in active:
             for rule in w.model.rules if w.role == "live" else ():
@@ -353,12 +359,14 @@ class Agent:
                 before = self.alerts.get(key)
                 unwatched = self._unwatched(rule, w, now)
                 if unwatched is not None:
-                    ended += [rules.resolved(before, unwatched, now)] if before is not None and before.state == "firing" else []
+                    ended += [rules.resolved(before, unwatched, now)] if before is not None else []
                     self.alerts.pop(key, None)
                     continue
                 after = rules.step(rule, *key[:2], before, self._evidence(rule, w, now), now)
                 if after is None or after.state == "resolved":
                     self.alerts.pop(key, None)
+                    if after is None and before is not None:
+                        after = rules.resolved(before, "dropped", now)
                     ended += [after] if after is not None else []
                 else:
                     self.alerts[key] = replace(after, expected=w.expected(rule.fires[0].metric))
@@ -409,19 +417,26 @@ class Agent:
         return out
 
     def _act(self, decisions: list[Decision], now: int) -> list[Planned]:
-        """Return the changes that the allowed decisions make; a failed one becomes a decision that says so."""
+        """Return the changes that the allowed decisions make; one that fails becomes a decision that says so, once."""
         changes = []
-        for i, d in enumerate(decisions):
+        said = []
+        for d in decisions:
             if not d.allowed:
+                said.append(d)
                 continue
             name, version, rule = d.alert.key
             try:
                 changes.append(self.served.way_back(name, version, "agent", f"{rule} is firing", now))
+                said.append(d)
+                self.failing.discard(d.alert.key)
             except PolicyError as e:
-                log.error("rollback of %s %s: %s", name, version, e)
                 self.add("scorewatch_action_failures_total", 1, action="rollback")
-                decisions[i] = replace(d, allowed=False, reason="failed")
+                if d.alert.key not in self.failing:
+                    log.error("rollback of %s %s: %s; it is tried again at every tick", name, version, e)
+                    said.append(replace(d, allowed=False, reason="failed"))
+                self.failing.add(d.alert.key)
                 self.decided[d.alert.key] = "failed"
+        decisions[:] = said
         return changes
 
     def _record(
@@ -434,9 +449,7 @@ class Agent:
         changes: Sequence[Planned],
     ) -> list[Entry]:
         """Commit the tick, then let current.json follow the journal."""
-        entries = [
-            ("alert", a.model, a.version, _alert_body(a)) for a in (*ended, *alerts) if a.since == now and a.state != "pending"
-        ]
+        entries = [("alert", a.model, a.version, _alert_body(a)) for a in (*ended, *alerts) if a.since == now]
         for d in decisions:
             self.add(
                 "scorewatch_decisions_total",
@@ -449,15 +462,10 @@ class Agent:
             entries.append(("decision", d.alert.model, d.alert.version, body))
         entries += [(c.kind, name, c.version, c.body) for name, c in changes]
         seen = json.dumps({str(w.code): w.seen for w in self.watched.values()}, sort_keys=True)
-        done = self.store.record(now, closing, self._keep_from(now), entries, {"seen": seen})
+        done = self.store.record(now, closing, self._keep_from(now), entries, {"seen": seen, "carried": self.served.carried})
         for entry in done:
             self.served.after(entry)
-        for planned in changes:
-            try:
-                self.served.carry_out(planned)
-            except PolicyError as e:
-                log.error("%s", e)  # the next tick finds that only the journal has the change, and tries again
-                self.add("scorewatch_action_failures_total", 1, action="rollback")
+        self.served.follow_journal(self._names())
         return done
 
     def _keep_from(self, now: int) -> dict[int, int]:
@@ -486,8 +494,8 @@ class Agent:
         with self.store.log.transaction():
             entries = self.store.log.add_entries(at, who, [(planned.change.kind, name, version, planned.change.body)])
         self.served.after(entries[0])
-        self.served.carry_out(planned)
         self._note(entries)
+        self.served.carry_out(name, version)
         served = self.served.threshold(name, version)
         return {"model": name, "version": version, **planned.change.body, "threshold": served}
 
@@ -563,6 +571,8 @@ class Agent:
     def _note(self, entries: Iterable[Entry]) -> None:
         for e in entries:
             body = {k: v for k, v in e.body.items() if k not in ("before", "at", "since")}
+            if e.kind == "alert" and (e.body["state"] == "pending" or e.body["reason"] == "dropped"):
+                continue
             self._item({"kind": e.kind, "at": iso(e.at), "model": e.model, "version": e.version, "who": e.who, **body})
 
     def _item(self, item: dict[str, Any]) -> None:

@@ -32,16 +32,18 @@ class Planned(NamedTuple):
 class Served:
     """The standing of every version is a fold of the journal; current.json says what is served and follows the journal.
 
-    `model` returns the configuration of a model by its name. Methods raise PolicyError with a message for a person.
+    `model` returns the configuration of a model by its name, `carried` is the last journal entry that current.json followed
+    when the agent last recorded. Methods raise PolicyError with a message for a person.
     """
 
-    def __init__(self, store: Store, model: Callable[[str], Model], journal: Iterable[Entry]) -> None:
+    def __init__(self, store: Store, model: Callable[[str], Model], journal: Iterable[Entry], carried: int) -> None:
         self.store, self.model = store, model
         self.standings: dict[tuple[str, str], Standing] = {}
         self._last: dict[tuple[str, str], Entry] = {}
         self._folders: dict[str, Policies] = {}
         self._loaded: dict[tuple[str, str, str], Policy] = {}
-        self.failures = 0
+        self.carried, self.failures = carried, 0
+        self._said: set[str] = set()
         for entry in journal:
             self.after(entry)
 
@@ -137,29 +139,59 @@ class Served:
         return Planned(name, rollback(self.folder(name), version, to, who, reason, at))
 
     def found(self, versions: Iterable[tuple[str, str]], last: int | None, now: int) -> list[Planned]:
-        """Return the changes of current.json that the journal does not have, and finish those that only the journal has."""
+        """Return the changes of current.json that somebody made and the journal does not have."""
         out = []
         for name, version in versions:
             try:
-                pointer = self.folder(name).current(version)
-                if pointer is not None and pointer.policy != self.standing(name, version).current:
-                    out += self._explain(name, version, pointer, last, now)
+                out += self._explain(name, version, last, now)
             except PolicyError as e:
-                log.warning("%s", e)
-                self.failures += 1
+                self._fail(e)
         return out
 
-    def _explain(self, name: str, version: str, pointer: Pointer, last: int | None, now: int) -> list[Planned]:
-        """Return the change somebody made to current.json, or nothing when it only lags behind the journal."""
+    def _explain(self, name: str, version: str, last: int | None, now: int) -> list[Planned]:
+        """Return the change somebody made to current.json since the journal's last entry, or nothing."""
         entry = self._last.get((name, version))
-        known = None if entry is None else {key: entry.body[key] for key in asdict(pointer)}
-        if entry is not None and known is not None and entry.body["before"] == asdict(pointer):
-            carry_out(self.folder(name), Change(entry.kind, version, Pointer(**known), entry.body))
+        if entry is not None and entry.seq > self.carried:
+            return []  # current.json does not follow this entry yet
+        pointer = self.folder(name).current(version)
+        known = None if entry is None else {key: entry.body[key] for key in ("policy", "who", "reason", "at")}
+        if pointer is None:
+            if entry is not None:
+                raise PolicyError(
+                    f"{self.folder(name).of(version)}/current.json is gone; policy {entry.body['policy']} is served on"
+                )
+            return []
+        if pointer.policy == self.standing(name, version).current:
             return []
         self.folder(name).read(version, pointer.policy)
-        back = pointer.policy in {p for _, p in self.standing(name, version).served}
+        back = pointer.policy == self.standing(name, version).good
         dated = replace(pointer, at=min(max(pointer.at, last or pointer.at), now))
         return [Planned(name, Change("rolled_back" if back else "activated", version, dated, {**asdict(dated), "before": known}))]
+
+    def _fail(self, e: PolicyError) -> None:
+        """Count what is wrong with a policies folder; the log says it once."""
+        self.failures += 1
+        if str(e) not in self._said:
+            log.error("%s", e)
+            self._said.add(str(e))
+
+    def follow_journal(self, versions: Iterable[tuple[str, str]]) -> None:
+        """Let every current.json follow the entries that it does not follow yet; what fails is tried again at the next tick."""
+        for name, version in versions:
+            if (entry := self._last.get((name, version))) is not None and entry.seq > self.carried:
+                try:
+                    self.carry_out(name, version)
+                except PolicyError as e:
+                    self._fail(e)
+                    return
+        self.carried = max((e.seq for e in self._last.values()), default=0)
+
+    def carry_out(self, name: str, version: str) -> None:
+        """Let current.json of a version follow the journal."""
+        entry = self._last[name, version]
+        pointer = Pointer(*(entry.body[key] for key in ("policy", "who", "reason", "at")))
+        if self.folder(name).current(version) != pointer:
+            carry_out(self.folder(name), Change(entry.kind, version, pointer, entry.body))
 
     def after(self, entry: Entry) -> None:
         """Fold a journal entry."""
@@ -167,8 +199,3 @@ class Served:
             key = entry.model, entry.version
             self.standings[key] = self.standing(*key).after(entry)
             self._last[key] = entry
-
-    def carry_out(self, planned: Planned) -> None:
-        """Let current.json follow the journal."""
-        if self.folder(planned.model).current(planned.change.version) != planned.change.pointer:
-            carry_out(self.folder(planned.model), planned.change)

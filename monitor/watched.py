@@ -1,9 +1,11 @@
 """One version of a model in memory: its hours, its days, its baseline, and what they say."""
 
 import hashlib
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,9 @@ from monitor.core.snapshot import Version
 from monitor.core.tables import EMPTY, Table, tables, total
 from monitor.series import SLICE_ESTIMATES
 from monitor.store import Store
+from monitor.store.files import write_whole
+
+log = logging.getLogger("scorewatch")
 
 SCORED = tuple(name for name, m in METRICS.items() if not m.outcomes)
 OUTCOMES = tuple(name for name, m in METRICS.items() if m.outcomes)
@@ -63,7 +68,7 @@ def baseline_checksum(baseline: Baseline) -> str:
 
 
 @dataclass(slots=True)
-class Measured:
+class Mature:
     """What mature windows said, and from which days under which threshold; made anew only when those change."""
 
     state: tuple[Any, ...]
@@ -89,7 +94,7 @@ class Watched:
     following: dict[int, dict[int, int]] = field(default_factory=dict)
     days: dict[int, Mapping[str, Table]] = field(default_factory=dict)
     revision: int = 0
-    measured: Measured | None = None
+    measured: Mature | None = None
     promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
     histogram: NDArray[np.float64] | None = None
     score_sum: float = 0.0
@@ -124,17 +129,30 @@ class Watched:
 
     def begin(self, baseline: Baseline | None, now: int | None) -> None:
         """Take the baseline (else the observed one that was written before) and load the days that a window reaches."""
-        path = self.store.place("baselines", *self.name).with_suffix(".json")
-        if baseline is None and path.exists():
-            observed = baselines.from_json(path.read_text())
-            baseline = observed if observed.segments == self.model.segments else None
+        if baseline is None and self._observed_path.exists():
+            baseline = self._observed()
         self._use(baseline)
         for code, day in self.store.closed if now is not None else ():
             last = self.newest_mature(now or 0)
             if code == self.code and day > last - WINDOWS["28d"] // DAY:
-                self.days[day] = self.store.log.day(code, day)
+                stored = self.store.log.day(code, day)
+                # Of a day that was counted under other slices only `all` is comparable.
+                self.days[day] = stored if stored.keys() <= set(self.slices) else {"all": stored["all"]}
             if code == self.code and month_end(month_of(day)) > last:
                 self.open_months.add(month_of(day))
+
+    @property
+    def _observed_path(self) -> Path:
+        return self.store.place("baselines", self.model.name, f"{self.version}.json")
+
+    def _observed(self) -> Baseline | None:
+        """Return the baseline that was observed before, None when it cannot be read or has other segments."""
+        try:
+            observed = baselines.from_json(self._observed_path.read_text())
+        except (OSError, ValueError) as e:
+            log.warning("%s: %s; another one will be observed", self._observed_path, e)
+            return None
+        return observed if observed.segments == self.model.segments else None
 
     def newest_mature(self, now: int) -> int:
         """Return the newest day that is mature at `now`."""
@@ -197,18 +215,26 @@ class Watched:
             for code, n in zip(*(a.tolist() for a in np.unique(mine["policy"], return_counts=True)), strict=True):
                 named[code] = named.get(code, 0) + n
 
-    def close(self, day: int, now: int) -> dict[str, Table]:
-        """Return the final tables of a day by slice."""
+    def close(self, day: int, now: int) -> dict[int, dict[str, Table]]:
+        """Return the final tables of a day by slice, and with them those of earlier days whose slices changed."""
+        slices = self.slices
         if self.baseline is None or self.baseline.provenance["kind"] == "observed":
             self._observe(day)
-        self._members()
-        counted = baselines.count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices))
-        final = {name: t for name, t in zip(self.slices, counted, strict=True) if t is not EMPTY or name == "all"}
-        self.days[day] = final
+        days = [day] if self.slices == slices else sorted({*self.days, day})
+        final = {d: self._final(d) for d in days}
+        self.days |= final
         self.open_months.add(month_of(day))
         self.revision += 1
         self.recount(now)
         return final
+
+    def _final(self, day: int) -> dict[str, Table]:
+        """Return the tables of a day; of one whose rows have left, only that of `all`, which no slices change."""
+        if (self.code, day) not in self.store.spans or day < self.store.left.get(self.code, 0):
+            return {"all": self.days[day]["all"]}
+        self._members()
+        counted = baselines.count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices))
+        return {name: t for name, t in zip(self.slices, counted, strict=True) if t is not EMPTY or name == "all"}
 
     def _observe(self, day: int) -> None:
         """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""
@@ -230,11 +256,7 @@ class Watched:
         pieces = partial(self.store.pieces_of, self.code)
         made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance)
         made = replace(made, checksum=baseline_checksum(made))
-        path = self.store.place("baselines", *self.name).with_suffix(".json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(baselines.to_json(made))
-        fresh.replace(path)
+        write_whole(self._observed_path, baselines.to_json(made))
         self._use(made)
 
     def prune(self, now: int) -> None:
@@ -276,7 +298,7 @@ class Watched:
                 out += measure(readings.scored(table), key, window, self.edges, reference, names)
         return out
 
-    def _mature(self, now: int, windows: tuple[tuple[int, ...], ...], state: tuple[Any, ...]) -> Measured:
+    def _mature(self, now: int, windows: tuple[tuple[int, ...], ...], state: tuple[Any, ...]) -> Mature:
         estimates: list[Estimate] = []
         kept: dict[tuple[Key, str], Reading] = {}
         last = self.newest_mature(now)
@@ -292,7 +314,7 @@ class Watched:
                 scored = readings.scored(table) if days else replace(readings.scored(table), reason="no_mature_days")
                 estimates += measure(scored, key, window, self.edges, reference, SCORED if name == "all" else _SLICE_SCORED)
                 estimates += measure(reading, key, window, self.edges, None, OUTCOMES if name == "all" else _SLICE_OUTCOMES)
-        return Measured(state, tuple(estimates), kept)
+        return Mature(state, tuple(estimates), kept)
 
     def _promised(self, threshold: float | None) -> tuple[Estimate, ...]:
         """Return what validation promised under this threshold."""

@@ -167,17 +167,124 @@ def test_a_refusal_is_journalled_once(program):
     assert p.agent.served.folder("m").current("v1").policy == p.journal("activated")[1].body["policy"]
 
 
+def killed_before(p, seq):
+    """Make the store as it is when the agent was killed after it journalled entry `seq` and before current.json followed."""
+    with p.agent.store.log.transaction():
+        p.agent.store.log.set_meta({"carried": seq - 1})
+
+
 def test_a_rollback_that_only_the_journal_has_is_finished(program):
     """Killed between the journal and current.json, the next tick finishes the change instead of journalling its reverse."""
     p = program(f"mode: auto\n    rules: {{{CALIBRATION}, policy_volume: off}}")
     fire(p)
     entry = p.journal("rolled_back")[0]
-    folder = p.agent.served.folder("m").of("v1")
-    (folder / "current.json").write_text(json.dumps(entry.body["before"]))
+    path = p.agent.served.folder("m").of("v1") / "current.json"
+    path.write_text(json.dumps(entry.body["before"]))
+    killed_before(p, entry.seq)
     before = len(p.journal())
     p.again().scores(6)
-    assert json.loads((folder / "current.json").read_text())["policy"] == entry.body["policy"]
+    assert json.loads(path.read_text())["policy"] == entry.body["policy"]
     assert len(p.journal()) == before
+
+
+def test_the_first_activation_is_finished(program):
+    """Killed before the very first current.json, the next tick writes it; one that is deleted later is counted, not forgotten."""
+    p = program()
+    p.scores(0)
+    p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)
+    path = p.agent.served.folder("m").of("v1") / "current.json"
+    path.unlink()
+    killed_before(p, p.journal()[-1].seq)
+    p.again().scores(1)
+    assert json.loads(path.read_text())["policy"] == p.journal()[-1].body["policy"]
+    path.unlink()
+    p.scores(2)
+    assert p.agent.served.failures > 0
+    assert p.agent.policy_of("m", "v1").threshold == 0.5
+
+
+def test_a_person_has_the_last_word(program):
+    """Whoever writes current.json is believed, also when it says what it said before: each change is journalled as what it is."""
+    p = program("rules: {calibration: off}")
+    p.scores(0)
+    first = p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)["policy"]
+    path = p.agent.served.folder("m").of("v1") / "current.json"
+    old = path.read_text()
+    second = p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)["policy"]
+    new = path.read_text()
+    p.scores(1)
+    path.write_text(old)
+    p.scores(2)
+    assert (p.journal()[-1].kind, p.journal()[-1].body["policy"]) == ("rolled_back", first)
+    path.write_text(new)
+    p.scores(3)
+    assert (p.journal()[-1].kind, p.journal()[-1].body["policy"]) == ("activated", second)
+    assert p.agent.served.standing("m", "v1").good == first
+    for n, wrong in enumerate(({"policy": None}, {"at": "2026-01-01T00:00:00Z"}, {"who": 7})):
+        path.write_text(json.dumps(json.loads(new) | wrong))
+        before = p.agent.clock.last, p.agent.served.failures
+        p.scores(4 + n)
+        assert p.agent.clock.last > before[0]
+        assert p.agent.served.failures > before[1]
+    assert p.agent.policy_of("m", "v1").id == second
+
+
+def test_a_held_rule_survives_restarts(program):
+    """A rule that has to hold for six hours fires after six hours, however often the agent is restarted meanwhile."""
+    rule = "low: {metric: mean_score, basis: scored, window: 24h, min_n: 1, hold: 6h, fires: {below: 2}, resolves: {above: 3}}"
+    p = program(f"mode: off\n    rules: {{{rule}, calibration: off}}")
+    p.scores(0)
+    start = p.agent.clock.last
+    for hour in range(1, 9):
+        p.send("predictions", {"now": start + hour * HOUR})
+        p.again()
+    states = [(e.body["state"], (e.at - p.journal("alert")[0].at) // HOUR) for e in p.journal("alert")]
+    assert states == [("pending", 0), ("firing", 6)]
+
+
+def test_a_long_version_name_is_only_a_name(program):
+    """A version of 128 characters that all need quoting, and one like another when quoted, have places of their own."""
+    p = program()
+    for day in range(3):
+        p.scores(day, version="." * 128)
+        p.scores(day, version="€")
+        p.scores(day, version=" AC")
+    p.now(5)
+    assert [w.baseline.version for w in p.again().agent.watched.values()] == ["." * 128, "€", " AC"]
+
+
+def test_an_unreadable_observed_baseline_is_made_again(program):
+    """An empty file where an observed baseline was does not stop the agent; another one is observed."""
+    p = program()
+    for day in range(4):
+        p.scores(day)
+    (w,) = p.agent.watched.values()
+    w._observed_path.write_text("")
+    p.again()
+    p.scores(5)
+    p.now(8)
+    (w,) = p.agent.watched.values()
+    assert w.baseline is not None
+
+
+def test_slices_of_one_window_are_counted_alike(program):
+    """When an observed baseline is made again the days of the window are counted again under its slices."""
+    p = program("mode: off\n    segments: [c]")
+    p.path.write_text(p.path.read_text().replace("corrections: 2d", "corrections: 40d"))
+    p.again()
+    for day in range(32):
+        rows = [
+            {"id": f"{day}-{i}", "ts": (DAY0 + day) * DAY + i * 1000, "model": "m", "version": "v1", "score": 0.5}
+            for i in range(40)
+        ]
+        p.send("predictions", [r | {"segments": {"c": "DE" if i < 10 else "FR"}} for i, r in enumerate(rows)])
+        p.send("labels", [{"id": r["id"], "ts": r["ts"] + 1, "model": "m", "label": i % 2} for i, r in enumerate(rows)])
+    p.now(33)
+    p.agent.publish()
+    (w,) = p.agent.watched.values()
+    assert w.slices == ("all", "c=FR", "c=DE", "c=other")
+    n = {e.key.slice: e.n for e in p.agent.snapshot.estimates if (e.metric, e.window) == ("prevalence", "28d")}
+    assert n == {"all": 1120, "c=FR": 840, "c=DE": 280, "c=other": 0}
 
 
 def test_a_failed_rollback_is_tried_again(program):

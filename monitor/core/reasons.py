@@ -37,6 +37,7 @@ UNDEFINED = {
 
 RESOLVED = {
     "recovered": "The estimate is back inside the limit that resolves.",
+    "dropped": "The limit was not passed for as long as the rule asks.",
     "version_gone": "The version has had no events for a day and has no waiting days.",
     "rolled_back": "The policy that was looked at is no longer current.",
     "established": "The policy has served for seven days since its activation.",
@@ -50,7 +51,7 @@ DECIDED = {
     "already_rolled_back": "This activation was rolled back once already.",
     "shadow": "The version is not live; a shadow never acts.",
     "allowed": "Going back to the last policy in good standing is always allowed once per activation.",
-    "failed": "The action failed; the error is in the journal.",
+    "failed": "The action failed and is tried again at every tick; the agent's log has the error.",
 }
 
 REASONS = REJECTED | UNDEFINED | RESOLVED | DECIDED

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from monitor.core.events import DAY, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2
 from monitor.core.tables import GRID, LABEL, ROW, SCHEMA, Table
 from monitor.formats.ids import Hasher
+from monitor.store.files import safe_name
 from monitor.store.index import MAX_SLOTS, Index
 from monitor.store.log import Log, StateError
 from monitor.store.ring import Ring
@@ -485,9 +486,7 @@ class Store:
 
     def place(self, *parts: str) -> Path:
         """Return a path below the state directory; any text is safe as a part."""
-        return self.folder.joinpath(
-            *("".join(c if c.isalnum() or c in "-_" else f"%{ord(c):02X}" for c in part) for part in parts)
-        )
+        return self.folder.joinpath(*map(safe_name, parts))
 
     def close(self) -> None:
         """Checkpoint and close all files."""

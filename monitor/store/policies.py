@@ -3,17 +3,17 @@
 import fcntl
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from monitor.core.policy import IDENTITY, Limit, Policy, from_json
 from monitor.core.tables import next_edge
+from monitor.store.files import safe_name, write_whole
 
 _PATIENCE = 10
 """Seconds to wait for another writer; the agent stores nothing while it waits."""
@@ -54,8 +54,7 @@ class Policies:
 
     def of(self, version: str) -> Path:
         """Return the folder of a version; any name is safe as a folder name."""
-        name = quote(version, safe="")
-        return self.folder / (f"%2E{name[1:]}" if name.startswith(".") else name)
+        return self.folder / safe_name(version)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -81,15 +80,18 @@ class Policies:
         """Return what is served, None when nothing is."""
         path = self.of(version) / "current.json"
         try:
-            return Pointer(**json.loads(path.read_text()))
+            pointer = Pointer(**json.loads(path.read_text()))
         except FileNotFoundError:
             return None
         except (OSError, TypeError, ValueError) as e:
             raise PolicyError(f"{path}: not {{policy, who, reason, at}}: {e}") from None
+        if not all(isinstance(x, str) for x in (pointer.policy, pointer.who, pointer.reason)) or type(pointer.at) is not int:
+            raise PolicyError(f"{path}: policy, who and reason must be texts and at a number, the ms since 1970")
+        return pointer
 
     def read(self, version: str, name: str) -> Policy:
         """Return a policy; its checksum, model and version must hold."""
-        path = self.of(version) / f"{quote(name, safe='')}.json"
+        path = self.of(version) / f"{safe_name(name)}.json"
         try:
             policy = from_json(path.read_text())
         except FileNotFoundError:
@@ -120,7 +122,7 @@ class Policies:
 
     def add(self, policy: Policy) -> Policy:
         """Write a policy whose checksum is set. Hold the lock."""
-        path = self.of(policy.version) / f"{quote(policy.id, safe='')}.json"
+        path = self.of(policy.version) / f"{safe_name(policy.id)}.json"
         if policy.id in ("", "current"):
             raise PolicyError(f"{path}: the id of a policy must not be {policy.id!r}")
         if path.exists():
@@ -137,19 +139,7 @@ class Policies:
         self._write(self.of(version) / "current.json", text)
 
     def _write(self, path: Path, text: str) -> None:
-        """Write a whole file or nothing: new file, flush, rename, flush of the folder."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_name(path.name + ".new")
-            with fresh.open("w") as f:
-                f.write(text)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(fresh, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            write_whole(path, text)
         except OSError as e:
             raise PolicyError(f"{path}: {e.strerror}") from None
