@@ -46,7 +46,7 @@ from monitor.core.tables import Table
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
 from monitor.served import Planned, Served
-from monitor.sources.file import FileSource as FileReader
+from monitor.sources.file import FileReader
 from monitor.store import NEWS, TOO_OLD, UNKNOWN, StateError, Store
 from monitor.watched import Watched, baseline_checksum
 

@@ -139,6 +139,8 @@ def _replay(args: argparse.Namespace) -> int:
             f"{args.config}: sources: found no file to replay; name files on the command line or add `- file: {{path: ...}}`"
         )
     files = tuple(replace(s, follow=False) for s in files)
+    if missing := [str(s.path) for s in files if not s.path.exists()]:
+        raise ConfigError(f"{', '.join(missing)}: there is no such file")
     tick = config.tick if config.clock == "events" else 3_600_000
     if not args.json:
         print(timeline.HEADER)

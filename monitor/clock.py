@@ -1,7 +1,12 @@
 """What time it is for the agent: the machine's, or that of the newest events it has read."""
 
+import logging
 import time
 from collections.abc import Iterator
+
+from monitor.core.events import MINUTE
+
+log = logging.getLogger("scorewatch")
 
 
 def wall() -> int:
@@ -9,17 +14,40 @@ def wall() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady() -> int:
+    """Return a time in ms that never jumps; only differences mean something."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class WallClock:
-    """Ticks come from a timer; events need not be cut. `last` is the last tick, None before the first."""
+    """Ticks come from a timer; events need not be cut. `last` is the last tick, None before the first.
+
+    A jump of the machine's time by more than five minutes is believed only when it has lasted for fifteen: a tick in a wrong
+    future would close days without their labels and let rows go.
+    """
+
+    JUMP, PATIENCE = 5 * MINUTE, 15 * MINUTE
 
     def __init__(self, last: int | None) -> None:
         self.last = last
         self.started = wall()
+        self._wall, self._steady = self.started, steady()
+        self._jumped: int | None = None
 
     @property
     def now(self) -> int:
         """Return the present time in ms."""
-        return wall()
+        at, said = steady(), wall()
+        expected = self._wall + at - self._steady
+        if abs(said - expected) <= self.JUMP:
+            self._jumped = None
+        elif self._jumped is None:
+            self._jumped = at
+            log.warning("the machine's time jumped by %d s; it is believed if that lasts", (said - expected) // 1000)
+        if self._jumped is not None and at - self._jumped < self.PATIENCE:
+            return expected
+        self._wall, self._steady, self._jumped = said, at, None
+        return said
 
 
 class EventClock:

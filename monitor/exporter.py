@@ -96,6 +96,7 @@ def _from_zero(sources: Iterable[str]) -> Iterator[tuple[str, tuple[tuple[str, s
     for action in ("rollback", "policy"):
         yield "scorewatch_action_failures_total", (("action", action),)
     for source in sorted(sources):
+        yield "scorewatch_source_failures_total", (("source", source),)
         for what in ("total", "accepted_total", "duplicate_total"):
             yield f"scorewatch_events_{what}", (("source", source),)
         for reason in REJECTED:

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,11 +23,11 @@ from monitor.actions.rollback import PolicyError
 from monitor.agent import Agent
 from monitor.clock import EventClock, wall
 from monitor.config import Address, Config, HttpSource
-from monitor.core.events import DAY, FUTURE, Batch, Receipt
+from monitor.core.events import DAY, FUTURE, Batch, Receipt, Rejection
 from monitor.core.snapshot import Snapshot
 from monitor.server import api_app, metrics_app, serve
 from monitor.sources import http
-from monitor.sources.file import FileSource
+from monitor.sources.file import FileReader
 from monitor.store import Full
 
 log = logging.getLogger("scorewatch")
@@ -76,27 +77,43 @@ class Inbox:
 class Feed:
     """A file source and the part of it that is read but not ingested yet."""
 
-    def __init__(self, source: FileSource) -> None:
-        self.source = source
+    def __init__(self, source: FileReader, strict: bool = False) -> None:
+        self.source, self.strict = source, strict
         self.batch: Batch | None = None
         self.taken = 0
         self.high = self.index = np.empty(0, np.int64)
-        self._newest = 0
+        self.newest = self.now = 0
+        self.failures = 0
+        self._said = ""
+        self._again = 0.0
 
     def fill(self) -> bool:
-        """Read on when nothing is left; return whether there is anything."""
-        while self.batch is None:
-            self.batch = self.source.read()
+        """Read on when nothing is left; return whether there is anything. A file that cannot be read has nothing for a second."""
+        while self.batch is None and time.monotonic() >= self._again:
+            try:
+                self.batch = self.source.read()
+            except (OSError, EOFError, ValueError, zlib.error) as e:
+                if self.strict:
+                    raise ValueError(f"{self.source.path}: {e}") from None
+                self._fail(e)
             if self.batch is None:
                 return False
             self.taken = 0
+            self.now = max(self.now, self.batch.now or 0)
             ts, self.index = self.batch.ts(), self.batch.index()
             real = ts <= wall() + FUTURE  # others will be rejected; they must not move the clock
             ts, self.index = ts[real], self.index[real]
-            self.high = np.maximum(np.maximum.accumulate(ts), self._newest) if len(ts) else ts
+            self.high = np.maximum(np.maximum.accumulate(ts), self.newest) if len(ts) else ts
             if len(ts):
-                self._newest = int(self.high[-1])
-        return True
+                self.newest = int(self.high[-1])
+        return self.batch is not None
+
+    def _fail(self, e: Exception) -> None:
+        self.failures += 1
+        self._again = time.monotonic() + 1
+        if str(e) != self._said:
+            log.error("%s: %s; it is tried again", self.source.path, e)
+            self._said = str(e)
 
     def until(self, boundary: int | None) -> Batch | None:
         """Return the events before the boundary that were not returned yet, None when there are none.
@@ -109,14 +126,14 @@ class Feed:
         if k == len(self.high):
             part = batch if not self.taken else batch.after(self.taken)
             self.batch = None
-            return replace(part, position=f"{batch.end}:0")
+            return replace(part, position=self.source.position(batch.end, 0))
         index = int(self.index[k])
         if index <= self.taken:
             return None
         part = batch.between(self.taken, index)
         rejected = tuple(r for r in batch.rejected if self.taken <= r.index < index)
         self.taken = index
-        return replace(part, rejected=rejected, position=f"{batch.start}:{index}")
+        return replace(part, rejected=rejected, position=self.source.position(batch.start, index))
 
     @property
     def head(self) -> int | None:
@@ -130,19 +147,33 @@ class Feed:
 class Loop:
     """The thread that owns the agent: takes what waits, drives the clock, never ends because of an error."""
 
-    def __init__(self, agent: Agent, reopen: Callable[[], Agent], inbox: Inbox) -> None:
-        self.agent, self._reopen, self.inbox = agent, reopen, inbox
-        self.feeds = [Feed(s) for s in agent.file_sources()]
+    def __init__(self, agent: Agent, reopen: Callable[[], Agent], inbox: Inbox, strict: bool = False) -> None:
+        self.agent, self._reopen, self.inbox, self.strict = agent, reopen, inbox, strict
+        self.feeds: list[Feed] = []
+        self._failures = 0
+        self._rewind()
         self.stopping = threading.Event()
-        self._published = 0.0
+        self.due = threading.Event()
+        self._ticked = time.monotonic()
+        self._published = self._wait = 0.0
         self._failed = False
         self._newest_http = 0
+
+    def _rewind(self) -> None:
+        """Read the files from their committed positions on."""
+        for f in self.feeds:
+            f.source.close()
+            self._failures += f.failures
+        self.feeds = [Feed(s, self.strict) for s in self.agent.file_sources()]
 
     def close(self) -> None:
         """Close the files and the store."""
         for f in self.feeds:
             f.source.close()
-        self.agent.store.close()
+        try:
+            self.agent.store.close()
+        except (sqlite3.Error, OSError) as e:
+            log.error("store: the last checkpoint failed (%s); the log has everything that was acknowledged", e)
 
     # Jobs.
 
@@ -165,6 +196,11 @@ class Loop:
         idle = self._failed or self.stopping.is_set() or not self.feed()
         jobs = self.inbox.take(0.2 if idle else 0.0)
         self.work(jobs)
+        # The timer counts by the machine's time, which can be set back; ticks must not wait for it to catch up.
+        if not self._events and (self.due.is_set() or time.monotonic() - self._ticked > 2 * self.agent.config.tick / 1000):
+            self.due.clear()
+            self._ticked = time.monotonic()
+            self.tick()
         if not self._published or (self._events and time.monotonic() - self._published > _REFRESH):
             self.publish()
         return idle and not jobs
@@ -193,11 +229,16 @@ class Loop:
                 self._fail(e)
                 self._refuse(group, http.Failed(str(e)))
             except Full as e:
-                self._refuse(group, http.Busy(str(e)))
-            except Exception as e:
-                if group[0].batch is not None or not isinstance(e, LookupError | ValueError | http.Failed):
-                    log.exception("a request failed")
+                if len(group) == 1:
+                    self._refuse(group, http.Busy(str(e)))
+                for job in group if len(group) > 1 else ():
+                    self.work([job])  # what needs no room must not wait for what does
+            except (Missing, Impossible, http.Failed) as e:
                 self._refuse(group, e)
+            except Exception as e:
+                log.exception("a request failed")
+                self._fail(e)
+                self._refuse(group, http.Failed("the agent failed; its log says why"))
             else:
                 for job, result in zip(group, results, strict=True):
                     if not job.future.cancelled():
@@ -219,30 +260,36 @@ class Loop:
         old = self.agent
         try:
             with contextlib.suppress(Exception):
-                for f in self.feeds:
-                    f.source.close()
                 old.store.log.close()
                 old.store.ring.close()
             fresh = self._reopen()
             # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
             fresh.counters, fresh.timeline, fresh.told, fresh.exporter = old.counters, old.timeline, old.told, old.exporter
             self.agent = fresh
-            self.feeds = [Feed(s) for s in self.agent.file_sources()]
+            self._rewind()
             self._failed = False
         except Exception as e:
             log.error("store: %s", e)
+            with contextlib.suppress(Exception):
+                old.exporter.render(replace(old.snapshot, counters=dict(old.counters)))
             time.sleep(0.5)
 
     # Time.
 
     def _ingest(self, batches: list[Batch]) -> list[Receipt]:
         if not self._events:
-            return self.agent.ingest(batches)
+            return self.agent.ingest([self._without_now(b) for b in batches])
         return [self._by_events(batch) for batch in batches]
+
+    @staticmethod
+    def _without_now(batch: Batch) -> Batch:
+        if batch.now is None:
+            return batch
+        refused = Rejection(batch.size, "unsupported", "now moves a clock of events only")
+        return replace(batch, rejected=(*batch.rejected, refused))
 
     def _by_events(self, batch: Batch) -> Receipt:
         """Ingest a body in pieces, each tick after the events before its boundary; nothing of it when there is no room."""
-        self.agent.store.require_room(0 if batch.predictions is None else len(batch.predictions))
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
         ts = batch.ts()
@@ -251,7 +298,12 @@ class Loop:
         high = np.maximum(np.maximum.accumulate(ts), self._newest_http) if len(ts) else ts
         index = batch.index()
         if len(high) and high[-1]:
-            clock.begin(int(high[high > 0][0]))
+            first_ts = int(high[high > 0][0])
+            clock.begin(first_ts)
+            if self._others_passed(first_ts):
+                self._ticks_to(clock, first_ts)  # before the room is looked at: rows may leave
+        if batch.predictions is not None:
+            self.agent.store.require_room(batch.predictions)
         receipts = []
         at, first = 0, 0
         while at < len(high):
@@ -266,13 +318,16 @@ class Loop:
                 self._tick_once(clock, int(high[k]))
         if len(high):
             self._newest_http = int(high[-1])
-        if batch.now is not None and batch.now <= latest:
+        refused = batch.rejected
+        if batch.now is not None and batch.now > latest:
+            refused = (*refused, Rejection(batch.size, "future", f"now: {batch.now}"))
+        elif batch.now is not None:
             clock.begin(batch.now)
             self._newest_http = max(self._newest_http, batch.now)
             if self._others_passed(batch.now):
                 self._ticks_to(clock, batch.now)
-        if batch.rejected or not receipts:
-            receipts += self.agent.ingest([Batch(len(batch.rejected), rejected=batch.rejected)])
+        if refused or not receipts:
+            receipts += self.agent.ingest([Batch(len(refused), rejected=refused)])
         rejected = tuple(sorted(r for receipt in receipts for r in receipt.rejected))
         return Receipt(sum(r.accepted for r in receipts), sum(r.duplicates for r in receipts), rejected)
 
@@ -290,14 +345,17 @@ class Loop:
             self.agent.tick(now)
 
     def feed(self) -> bool:
-        """Ingest from the files; return whether anything was there."""
+        """Ingest from the files; return whether anything was there. A full store makes them wait, and nothing of them is lost."""
+        if time.monotonic() < self._wait:
+            return False
         try:
-            return self._feed_by_events() if self._events else self._feed_by_wall()
+            return self.feed_by_events() if self._events else self._feed_by_wall()
         except (sqlite3.Error, OSError) as e:
             self._fail(e)
         except Full as e:
-            log.error("store: %s", e)
-            time.sleep(0.5)
+            log.error("store: %s; the files wait", e)
+            self._rewind()
+            self._wait = time.monotonic() + 1
         return False
 
     def _feed_by_wall(self) -> bool:
@@ -310,12 +368,15 @@ class Loop:
                 some = True
         return some
 
-    def _feed_by_events(self) -> bool:
+    def feed_by_events(self) -> bool:
         """Bring every file up to the next boundary, then tick."""
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
         ready = [f for f in self.feeds if f.fill()]
         if not ready:
+            if self.feeds and not self._newest_http and (now := max(f.now for f in self.feeds)) and now <= wall() + FUTURE:
+                clock.begin(now)
+                self._ticks_to(clock, now)
             return False
         heads = [h for f in ready if (h := f.head) is not None]
         if heads:
@@ -338,7 +399,7 @@ class Loop:
         """Let every day of a replay mature: now moves to the last event + the longest horizon + one tick."""
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
-        newest = max((f._newest for f in self.feeds), default=0)
+        newest = max((max(f.newest, f.now) for f in self.feeds), default=0)
         if newest:
             longest = max(m.labels.horizon for m in self.agent.config.models.values())
             self._ticks_to(clock, newest + longest + DAY + clock.tick)
@@ -346,6 +407,8 @@ class Loop:
 
     def tick(self) -> None:
         """Make a tick of the wall clock."""
+        if self._failed:
+            return
         try:
             now = self.agent.clock.last = self.agent.now()
             self.agent.tick(now)
@@ -355,8 +418,19 @@ class Loop:
 
     def publish(self) -> None:
         """Make the snapshot of the last tick and render it."""
+        if self.feeds:
+            failures = sum(f.failures for f in self.feeds)
+            self.agent.counters["scorewatch_source_failures_total", (("source", "file"),)] = self._failures + failures
         self.agent.publish()
         self._published = time.monotonic()
+
+
+class Missing(LookupError):
+    """What a command asks for does not exist."""
+
+
+class Impossible(ValueError):
+    """What a command asks for cannot be done."""
 
 
 class Running:
@@ -366,7 +440,7 @@ class Running:
         self.loop = loop
         self.tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
         entry = loop.agent.http
-        self.source = http.HttpSource(loop.agent.decoder(), self.offer, entry.max_body) if entry else None
+        self.source = http.HttpReceiver(loop.agent.decoder(), self.offer, entry.max_body) if entry else None
 
     @property
     def metrics(self) -> bytes:
@@ -412,19 +486,19 @@ class Running:
         try:
             return self.loop.agent.command("activate", name, version, who, reason, **given)
         except PolicyError as e:
-            raise ValueError(str(e)) from None
+            raise Impossible(str(e)) from None
 
     def _rollback(self, name: str, version: str | None, who: str, reason: str) -> Any:
         try:
             return self.loop.agent.command("rollback", name, version, who, reason)
         except PolicyError as e:
-            raise ValueError(str(e)) from None
+            raise Impossible(str(e)) from None
 
     def _policy(self, name: str, version: str | None) -> Any:
         try:
             return asdict(self.loop.agent.policy_of(name, version))
         except PolicyError as e:
-            raise LookupError(str(e)) from None
+            raise Missing(str(e)) from None
 
     def _months(self, name: str) -> Any:
         return self.loop.agent.all_months(name)
@@ -448,12 +522,12 @@ def _bind(name: str, address: Address) -> socket.socket:
 
 @contextlib.contextmanager
 def _ticking(loop: Loop, config: Config) -> Iterator[None]:
-    """Put a tick into the inbox every `tick` of the wall clock."""
+    """Say that a tick is due every `tick` of the machine's time."""
     if config.clock != "wall":
         yield
         return
     timer = BackgroundScheduler(timezone="UTC", daemon=True)
-    timer.add_job(lambda: loop.inbox.put(Job(Future(), call=loop.tick)), "interval", seconds=config.tick / 1000, coalesce=True)
+    timer.add_job(loop.due.set, "interval", seconds=config.tick / 1000, coalesce=True)
     timer.start()
     try:
         yield
@@ -500,17 +574,24 @@ def _url(sock: socket.socket) -> str:
 
 
 def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None], days: bool, durable: bool) -> None:
-    """Run the agent over its files to their end and give every timeline item to `item` as it happens."""
+    """Run the agent over its files to their end and give every timeline item to `item` as it happens.
+
+    Raises ValueError when a file cannot be read or the store is full.
+    """
     agent = Agent(config, version, durable)
     agent.timeline_days = days
-    loop = Loop(agent, lambda: Agent(config, version, durable), Inbox(1))
+    loop = Loop(agent, lambda: Agent(config, version, durable), Inbox(1), strict=True)
 
     def tell() -> None:
         while agent.timeline:
             item(agent.timeline.popleft())
 
-    while loop.feed():
+    try:
+        while loop.feed_by_events():
+            tell()
+        loop.finish()
         tell()
-    loop.finish()
-    tell()
-    loop.close()
+    except Full as e:
+        raise ValueError(f"{e}; allow more rows for this replay") from None
+    finally:
+        loop.close()

@@ -42,10 +42,12 @@ class Served:
         self._last: dict[tuple[str, str], Entry] = {}
         self._folders: dict[str, Policies] = {}
         self._loaded: dict[tuple[str, str, str], Policy] = {}
-        self.carried, self.failures = carried, 0
+        self.failures = 0
+        self._behind: set[tuple[str, str]] = set()
         self._said: set[str] = set()
         for entry in journal:
             self.after(entry)
+        self._behind = {key for key, entry in self._last.items() if entry.seq > carried}
 
     def folder(self, name: str) -> Policies:
         """Return the policies folder of a model."""
@@ -123,7 +125,10 @@ class Served:
         """Return the change that makes a policy (given as JSON, or the next one with a threshold) current."""
         chosen: Policy | float
         if policy is not None:
-            given = from_json(json.dumps(policy))
+            try:
+                given = from_json(json.dumps(policy))
+            except ValueError as e:
+                raise PolicyError(str(e)) from None
             chosen = replace(given, checksum=given.checksum or checksum(given))
         elif threshold is not None and 0.0 <= threshold <= 1.0:
             chosen = threshold
@@ -151,8 +156,8 @@ class Served:
     def _explain(self, name: str, version: str, last: int | None, now: int) -> list[Planned]:
         """Return the change somebody made to current.json since the journal's last entry, or nothing."""
         entry = self._last.get((name, version))
-        if entry is not None and entry.seq > self.carried:
-            return []  # current.json does not follow this entry yet
+        if (name, version) in self._behind:
+            return []
         pointer = self.folder(name).current(version)
         known = None if entry is None else {key: entry.body[key] for key in ("policy", "who", "reason", "at")}
         if pointer is None:
@@ -175,16 +180,20 @@ class Served:
             log.error("%s", e)
             self._said.add(str(e))
 
+    @property
+    def carried(self) -> int:
+        """Return the journal entry up to which every current.json follows."""
+        behind = [self._last[key].seq - 1 for key in self._behind]
+        return min(behind, default=max((e.seq for e in self._last.values()), default=0))
+
     def follow_journal(self, versions: Iterable[tuple[str, str]]) -> None:
-        """Let every current.json follow the entries that it does not follow yet; what fails is tried again at the next tick."""
+        """Let every current.json follow the journal that does not yet; what fails is tried again at the next tick."""
         for name, version in versions:
-            if (entry := self._last.get((name, version))) is not None and entry.seq > self.carried:
+            if (name, version) in self._behind:
                 try:
                     self.carry_out(name, version)
                 except PolicyError as e:
                     self._fail(e)
-                    return
-        self.carried = max((e.seq for e in self._last.values()), default=0)
 
     def carry_out(self, name: str, version: str) -> None:
         """Let current.json of a version follow the journal."""
@@ -192,6 +201,7 @@ class Served:
         pointer = Pointer(*(entry.body[key] for key in ("policy", "who", "reason", "at")))
         if self.folder(name).current(version) != pointer:
             carry_out(self.folder(name), Change(entry.kind, version, pointer, entry.body))
+        self._behind.discard((name, version))
 
     def after(self, entry: Entry) -> None:
         """Fold a journal entry."""
@@ -199,3 +209,4 @@ class Served:
             key = entry.model, entry.version
             self.standings[key] = self.standing(*key).after(entry)
             self._last[key] = entry
+            self._behind.add(key)

@@ -19,18 +19,34 @@ def header(line: str) -> list[str]:
 
 
 def _rows(text: str) -> Iterator[list[str]]:
-    """Yield the rows; only line ends outside quotes part them. Raise ValueError when the text is no CSV."""
+    """Yield the rows of a whole body; quotes may hold line ends. Raise ValueError when it is no CSV (a stray quote)."""
     try:
-        yield from csv.reader(io.StringIO(text, newline=""))
+        yield from csv.reader(io.StringIO(text, newline=""), strict=True)
     except csv.Error as e:
         raise ValueError(f"not CSV: {e}") from None
 
 
-def decode(decoder: Decoder, names: list[str], body: bytes, kind: str) -> Batch:
-    """Return the batch of CSV rows (without the header line); an empty field is an absent one."""
+def _lines(text: str) -> Iterator[list[str]]:
+    """Yield a row for each line of a file; quotes hold no line ends, so a stray quote costs one line and not the rest."""
+    for line in text.split("\n"):
+        line = line.removesuffix("\r")
+        if '"' not in line:
+            yield line.split(",") if line else []
+            continue
+        try:
+            yield next(csv.reader([line], strict=True), [])
+        except csv.Error:
+            yield [line]  # the wrong number of fields, which is what is said of it
+
+
+def decode(decoder: Decoder, names: list[str], body: bytes, kind: str, by_line: bool = False) -> Batch:
+    """Return the batch of CSV rows (without the header line); an empty field is an absent one.
+
+    `by_line`: the text is a part of a file, whose rows are lines.
+    """
     made = Maker(decoder, kind)
     text = body.decode("utf-8", "surrogateescape")
-    rows = [row for row in _rows(text) if row]
+    rows = [row for row in (_lines(text) if by_line else _rows(text)) if row]
     if not _columns(made, names, rows, kind):
         for row in rows:
             made.add(_item(names, row))

@@ -440,7 +440,7 @@ class Maker:
 
     def _move(self, value: Any) -> None:
         try:
-            self.now = parse_time(value)
+            self.now = max(self.now or 0, parse_time(value))
         except ValueError as e:
             self.reject(self.size, "timestamp", f"now: {e}")
             self.size += 1

@@ -49,7 +49,7 @@ def inflate(body: bytes, limit: int) -> bytes:
     return out
 
 
-class HttpSource:
+class HttpReceiver:
     """`offer` takes a batch to the agent and returns its receipt after the commit; it raises Busy or Failed."""
 
     name = "http"

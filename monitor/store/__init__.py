@@ -297,13 +297,20 @@ class Store:
             fresh &= ~stored
         return fresh
 
-    def require_room(self, n: int) -> None:
-        """Raise Full when there is no room for n more rows."""
+    def require_room(self, p: Predictions) -> None:
+        """Raise Full when there is no room for those of the predictions that are new."""
+        if self.tail - self.head + len(p) <= self.max_rows:
+            return
+        code = np.array([self.versions.code.get(name, -1) for name in p.version.names])[p.version.codes]
+        keys = p.ids ^ np.array([*self._masks, [0, 0]], np.uint64)[code]
+        self._require((self._find(keys) < 0).sum())
+
+    def _require(self, n: int) -> None:
         if self.tail - self.head + n > self.max_rows:
             raise Full(f"{self.tail - self.head} predictions wait and {self.max_rows} may (waiting.rows)")
 
     def _make_room(self, n: int) -> None:
-        self.require_room(n)
+        self._require(n)
         need = self.tail - self.head + n
         if need > self.ring.capacity:
             capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)

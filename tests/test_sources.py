@@ -1,0 +1,270 @@
+"""Files that are full of trouble: nothing is lost, nothing stands still, and HTTP goes on."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from monitor import clock
+from monitor.agent import Agent
+from monitor.config import load
+from monitor.core.events import DAY, HOUR
+from monitor.formats import decode
+from monitor.run import Inbox, Job, Loop
+from monitor.store import Full
+
+DAY0 = 16_000
+HEAD = "id,ts,model,version,score\n"
+
+
+def rows(first, n, start=DAY0 * 86_400):
+    """Return n CSV rows of one hour."""
+    return "".join(f"{i},{start + i % 3_000},m,v1,.5\n" for i in range(first, first + n))
+
+
+def configured(folder, path, clock="events", more=""):
+    """Return the configuration of an agent that follows a file."""
+    folder.mkdir(exist_ok=True)
+    text = f"state: {folder}/state\nclock: {clock}\n{more}sources:\n- http: {{}}\n- file: {{path: {path}}}\n"
+    (folder / "c.yaml").write_text(text + "models:\n  m: {labels: {horizon: 1h, corrections: 1h}}\n")
+    return load(folder / "c.yaml")
+
+
+@pytest.fixture
+def loop(tmp_path):
+    """Return a function that makes a loop over a file; everything is closed at the end."""
+    made = []
+
+    def make(path, **kw):
+        config = configured(tmp_path / "a", path, **kw)
+        made.append(Loop(Agent(config, "test"), lambda: Agent(config, "test"), Inbox(10_000)))
+        return made[-1]
+
+    yield make
+    for m in made:
+        m.close()
+
+
+def drain(loop, rounds=20):
+    """Feed until nothing comes any more, without waiting for the pauses after a failure."""
+    for _ in range(rounds):
+        loop._wait = 0.0
+        for f in loop.feeds:
+            f._again = 0.0
+        loop.feed()
+
+
+def stored(loop):
+    """Return how many rows were ever stored."""
+    return loop.agent.store.tail
+
+
+@pytest.mark.parametrize("kind", ["events", "wall"])
+def test_a_full_store_makes_a_file_wait(tmp_path, loop, kind):
+    """What finds no room is read again when there is room: every row is stored in the end, once."""
+    path = tmp_path / "p.csv"
+    start = DAY0 * 86_400 if kind == "events" else int(time.time()) - 3_600
+    path.write_text(HEAD + rows(0, 300, start))
+    many = loop(path, clock=kind, more="waiting: {rows: 100}\n")
+    drain(many)
+    assert stored(many) == 0
+    many.agent.store.max_rows = 1_000
+    drain(many)
+    assert stored(many) == 300
+    with path.open("a") as f:
+        f.write(rows(300, 50, start))
+    drain(many)
+    assert stored(many) == 350
+
+
+def test_a_replay_that_does_not_fit_says_so(tmp_path):
+    """A replay ends with an error when the store is full, when a file is broken, and when there is none."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 300))
+    configured(tmp_path / "a", path, more="waiting: {rows: 100}\n")
+    run = [sys.executable, "-m", "monitor", "replay", "--config", str(tmp_path / "a" / "c.yaml")]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.returncode, "allow more rows for this replay" in done.stderr) == (1, True)
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress((HEAD + rows(0, 300)).encode())[:-20])
+    done = subprocess.run([*run, str(tmp_path / "x.csv.gz")], capture_output=True, text=True)
+    assert (done.returncode, "x.csv.gz: " in done.stderr) == (1, True)
+    path.unlink()
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.returncode, "there is no such file" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("broken", ["missing", "directory", "gzip"])
+def test_a_file_that_cannot_be_read_stops_nothing_else(tmp_path, loop, broken):
+    """It is counted and tried again, events by HTTP are stored meanwhile, and when it can be read it is."""
+    path = tmp_path / ("p.csv.gz" if broken == "gzip" else "p.csv")
+    whole = (HEAD + rows(0, 30)).encode()
+    if broken == "directory":
+        path.mkdir()
+    elif broken == "gzip":
+        path.write_bytes(gzip.compress(whole)[:-20])
+    one = loop(path)
+    drain(one, 3)
+    one.publish()
+    assert one.agent.counters["scorewatch_source_failures_total", (("source", "file"),)] >= 2
+    body = json.dumps({"id": "x", "ts": DAY0 * DAY, "model": "m", "version": "v1", "score": 0.5}).encode()
+    assert one._by_events(decode(one.agent.decoder(), body, "predictions")).accepted == 1
+    if broken == "directory":
+        path.rmdir()
+    path.write_bytes(gzip.compress(whole) if broken == "gzip" else whole)
+    drain(one)
+    assert stored(one) == 31
+    assert not one._failed
+
+
+def test_a_stray_quote_costs_one_line(tmp_path, loop):
+    """A quote that is never closed makes its own line malformed; the lines after it are read."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 10) + '"' + rows(10, 1) + rows(11, 500))
+    one = loop(path)
+    drain(one)
+    assert stored(one) == 510
+    key = "scorewatch_events_rejected_total", (("source", "file"), ("reason", "malformed"))
+    assert one.agent.counters[key] == 1
+
+
+def test_rotation_is_followed(tmp_path, loop):
+    """A file that is renamed away and begun anew, or cut short in place, is read on from its start."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 20))
+    one = loop(path)
+    drain(one)
+    path.rename(tmp_path / "p.csv.1")
+    path.write_text(HEAD + rows(20, 40))
+    drain(one)
+    assert stored(one) == 60
+    with path.open("r+") as f:
+        f.truncate(0)
+        f.write(HEAD + rows(60, 1))
+    drain(one)
+    assert stored(one) == 61
+
+
+def test_a_file_replaced_while_the_agent_was_stopped(tmp_path, loop):
+    """A longer file under the same name is another file: it is read from its start, not from the old position."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 20))
+    one = loop(path)
+    drain(one)
+    one.close()
+    fresh = tmp_path / "fresh"
+    fresh.write_text(HEAD + rows(100, 90))
+    os.replace(fresh, path)
+    one.agent = Agent(one.agent.config, "test")
+    one._rewind()
+    drain(one)
+    assert stored(one) == 110
+
+
+def test_now_lines_of_a_file_move_the_clock(tmp_path, loop):
+    """At the end of a file the clock goes to the newest `now` it held."""
+    path = tmp_path / "p.ndjson"
+    event = {"id": "a", "ts": DAY0 * DAY, "model": "m", "version": "v1", "score": 0.5}
+    path.write_text("\n".join(map(json.dumps, (event, {"now": DAY0 * DAY + 9 * HOUR}, {"now": DAY0 * DAY + 5 * HOUR}))) + "\n")
+    one = loop(path)
+    drain(one)
+    assert one.agent.clock.last == DAY0 * DAY + 9 * HOUR
+
+
+def test_a_now_that_cannot_be_is_rejected(tmp_path, loop):
+    """A `now` of the future is rejected as that, and one for a wall clock as unsupported; neither is silent."""
+    one = loop(tmp_path / "none.csv")
+    late = decode(one.agent.decoder(), b'{"now": 4000000000}', "predictions")
+    assert [r.reason for r in one._by_events(late).rejected] == ["future"]
+    assert one.agent.clock.last is None
+    assert [r.reason for r in Loop._without_now(late).rejected] == ["unsupported"]
+
+
+def test_rows_leave_before_room_is_asked_for(tmp_path, loop):
+    """In a clock of events a body that brings the clock on finds the room that the ticks before it make."""
+    one = loop(tmp_path / "none.csv", more="waiting: {rows: 10}\n")
+    decoder = one.agent.decoder()
+
+    def send(day, n):
+        events = [
+            {"id": f"{day}-{i}", "ts": (DAY0 + day) * DAY + i, "model": "m", "version": "v1", "score": 0.5} for i in range(n)
+        ]
+        return one._by_events(decode(decoder, json.dumps(events).encode(), "predictions"))
+
+    assert send(0, 10).accepted == 10
+    assert send(0, 10).duplicates == 10
+    with pytest.raises(Full):
+        send(0, 11)
+    assert send(30, 10).accepted == 10
+
+
+def test_what_needs_no_room_is_not_refused(tmp_path, loop):
+    """In a full store a label and a repeated prediction go through beside a prediction that finds no room."""
+    one = loop(tmp_path / "none.csv", clock="wall", more="waiting: {rows: 10}\n")
+    decoder = one.agent.decoder()
+    ts = clock.wall() - HOUR
+
+    def job(kind, ids, **more):
+        events = [{"id": i, "ts": ts, "model": "m", **more} for i in ids]
+        return Job(Future(), decode(decoder, json.dumps(events).encode(), kind))
+
+    scored = {"version": "v1", "score": 0.5}
+    one.work([job("predictions", range(10), **scored)])
+    jobs = [job("predictions", ["new"], **scored), job("labels", range(3), label=1), job("predictions", range(2), **scored)]
+    one.work(jobs)
+    assert type(jobs[0].future.exception()).__name__ == "Busy"
+    assert jobs[1].future.result().accepted == 3
+    assert jobs[2].future.result().duplicates == 2
+
+
+def test_an_unforeseen_error_in_a_tick_is_recovered_from(tmp_path, loop, monkeypatch):
+    """Whatever goes wrong in a tick, the state is read from the disk again and the next tick does what that one did not."""
+    one = loop(tmp_path / "none.csv", clock="wall")
+    body = [{"id": str(i), "ts": clock.wall() - HOUR, "model": "m", "version": "v1", "score": 0.5} for i in range(5)]
+    one.agent.ingest([decode(one.agent.decoder(), json.dumps(body).encode(), "predictions")])
+
+    before = one.agent
+
+    def wrong(*_):
+        raise KeyError("unforeseen")
+
+    with monkeypatch.context() as m:
+        m.setattr(Agent, "_record", wrong)
+        one.due.set()
+        one.stopping.set()
+        one.run()
+    assert one.agent is not before
+    one.stopping.clear()
+    one.due.set()
+    one._round()
+    assert one.agent.snapshot.versions[0].waiting == 5
+
+
+def test_ticks_do_not_wait_for_a_clock_that_was_set_back(tmp_path, loop, monkeypatch):
+    """When the timer is silent for twice its time the loop ticks by itself."""
+    one = loop(tmp_path / "none.csv", clock="wall", more="tick: 1s\n")
+    one._ticked = time.monotonic() - 3
+    one._round()
+    assert one.agent.clock.last is not None
+
+
+@pytest.mark.parametrize("jump", [70 * DAY, -70 * DAY])
+def test_a_jump_of_the_machines_time_is_believed_only_when_it_lasts(monkeypatch, jump):
+    """For fifteen minutes after a jump the clock goes on as before; a jump back ends it, one that lasts is taken over."""
+    at = [1_700_000_000_000, 0]
+    monkeypatch.setattr(clock, "wall", lambda: at[0])
+    monkeypatch.setattr(clock, "steady", lambda: at[1])
+    c = clock.WallClock(None)
+    start = c.now
+
+    def after(minutes, moved=0):
+        at[0] += minutes * 60_000 + moved
+        at[1] += minutes * 60_000
+        return c.now - start - at[1]
+
+    assert [after(1), after(1, jump), after(10), after(1, -jump), after(60)] == [0, 0, 0, 0, 0]
+    assert [after(1, jump), after(14), after(2), after(1)] == [0, 0, jump, jump]
