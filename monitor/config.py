@@ -431,7 +431,7 @@ def _baseline(value: Any, at: _At) -> Path | None:
     path = _folder(value, at)
     if path is not None and not os.path.isfile(path):
         raise _Wrong(
-            "write the path of a file made by `scorewatch baseline build`, or leave it out",
+            "write the path of a baseline, or leave it out",
             f"{_show(str(path))}, which is no file",
         )
     return path

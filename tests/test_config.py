@@ -197,7 +197,7 @@ MODELS = [
         "baseline: b.json",
         (
             "baseline: found '/base/b.json', which is no file; "
-            "write the path of a file made by `scorewatch baseline build`, or leave it out"
+            "write the path of a baseline, or leave it out"
         ),
     ),
     ("policies: 1", "policies: found 1; write a path"),

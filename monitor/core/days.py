@@ -22,11 +22,6 @@ RECENT = ("1h", "24h")
 MATURE = ("7d", "28d")
 
 
-def day_of(ts: int) -> int:
-    """Return the UTC day number of a time in ms."""
-    return ts // DAY
-
-
 def matures_at(day: int, horizon: int) -> int:
     """Return the time in ms from which the day counts: `horizon` ms after it ended."""
     return (day + 1) * DAY + horizon

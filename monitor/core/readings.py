@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from monitor.core.events import FLAG, FLAGGED, NONE, PASS, Bools, Floats
 from monitor.core.tables import EDGES, Table
 
-BASES = ("scored", "known", "mature", "baseline")
 ACTING = ("scored", "mature")
 """The only bases that a rule which acts may read."""
 
