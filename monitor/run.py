@@ -71,7 +71,8 @@ class Inbox:
                 self._ready.wait(timeout)
             jobs = [self._jobs.popleft() for _ in range(min(len(self._jobs), _GROUP))]
             self.waiting -= sum(j.batch.size for j in jobs if j.batch)
-        return jobs
+        # From here on a sender that goes away cannot cancel its job any more; one that went before is not served.
+        return [j for j in jobs if j.future.set_running_or_notify_cancel()]
 
 
 class Feed:
@@ -241,14 +242,12 @@ class Loop:
                 self._refuse(group, http.Failed("the agent failed; its log says why"))
             else:
                 for job, result in zip(group, results, strict=True):
-                    if not job.future.cancelled():
-                        job.future.set_result(result)
+                    job.future.set_result(result)
 
     @staticmethod
     def _refuse(group: list[Job], e: Exception) -> None:
         for job in group:
-            if not job.future.cancelled():
-                job.future.set_exception(e)
+            job.future.set_exception(e)
 
     def _fail(self, e: Exception) -> None:
         """After a failed commit nothing in memory is trusted: the state is read from the disk again."""
