@@ -126,6 +126,7 @@ class Screen:
 
 def demo(speed: float, end: bool) -> int:
     """Run the demo and return its exit code; `speed` is in days of flights a second, 0 as fast as it goes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the agent and the folder go with the demo
     with tempfile.TemporaryDirectory(prefix="scorewatch-demo-") as name:
         folder = Path(name)
         everything = flights()
