@@ -59,17 +59,19 @@ TIMELINE = 20_000
 class Agent:
     """One state directory, its models and its clock. All methods are called from one thread.
 
-    `snapshot` and `exporter.text` are replaced as wholes and may be read from any thread. Raises StateError when the
-    state directory, a baseline or a policies folder cannot be used.
+    `clock` is that of an agent before this one, which knows whether the machine's time jumped. `snapshot` and
+    `exporter.text` are replaced as wholes and may be read from any thread. Raises StateError when the state directory, a
+    baseline or a policies folder cannot be used.
     """
 
-    def __init__(self, config: Config, version: str, durable: bool = True) -> None:
+    def __init__(self, config: Config, version: str, durable: bool = True, clock: WallClock | None = None) -> None:
         self.config = config
         self.baselines = {name: self._read_baseline(m) for name, m in config.models.items() if m.baseline}
         self.store = Store(config.state, config.hash, config.waiting_rows, durable)
         self.clock: WallClock | EventClock
         last = self.store.meta.get("last_tick")
-        self.clock = WallClock(last) if config.clock == "wall" else EventClock(config.tick, last)
+        self.clock = EventClock(config.tick, last) if config.clock == "events" else clock or WallClock(last)
+        self.clock.last = last
         kinds = {"http" if isinstance(s, HttpSource) else "file" for s in config.sources}
         self.exporter = Exporter(version, kinds, config.tick / 1000 if config.clock == "wall" else None)
         self.counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -127,6 +129,7 @@ class Agent:
         elif entry.body["state"] == "resolved":
             self.alerts.pop(key, None)
             self.decided.pop(key, None)
+            self.failing.discard(key)
         else:
             self.alerts[key] = Alert(key[2], *key[:2], entry.body["severity"], entry.body["state"], entry.body["since"])
 
@@ -196,6 +199,7 @@ class Agent:
         elif positions and not some:
             with self.store.log.transaction():
                 self.store.log.set_positions(positions)
+            self.store.positions.update(positions)
         return self._receipts(batches, offered, labels, fresh, became, rejected)
 
     def _admit_predictions(self, p: Predictions | None, bad: list[Rejection]) -> Predictions | None:
@@ -277,7 +281,7 @@ class Agent:
         """Close days, measure them, look at the rules, act, and record all of it at once."""
         begun = time.perf_counter()
         self.served.follow_journal(self._names())
-        changes = self.served.found(self._names(), self.clock.last, now)
+        changes = self.served.found(self._names(), self.store.meta.get("last_tick"), now)
         closing = self._close(now)
         active = self._active(now)
         for w in active:
@@ -349,8 +353,9 @@ class Agent:
         spoken = {w.name: w for w in active}
         for key, alert in list(self.alerts.items()):
             w = spoken.get(key[:2])
-            reason = "version_gone" if w is None else "" if any(r.name == alert.rule for r in w.model.rules) else "switched_off"
-            if reason:
+            known = w is not None and w.role == "live" and any(r.name == alert.rule for r in w.model.rules)
+            if not known:
+                reason = "version_gone" if w is None else "switched_off"
                 ended.append(rules.resolved(alert, reason, now))
                 del self.alerts[key]
         for w in active:
@@ -413,6 +418,7 @@ class Agent:
                 out.append(guards.decide(alert, rule, w.model.mode, w.role, self.served.standing(*w.name)))
                 self.decided[alert.key] = out[-1].reason
         firing = {a.key for a in alerts if a.state == "firing"}
+        self.failing &= firing
         self.decided = {k: v for k, v in self.decided.items() if k in firing}
         return out
 
@@ -495,9 +501,9 @@ class Agent:
             entries = self.store.log.add_entries(at, who, [(planned.change.kind, name, version, planned.change.body)])
         self.served.after(entries[0])
         self._note(entries)
-        self.served.carry_out(name, version)
-        served = self.served.threshold(name, version)
-        return {"model": name, "version": version, **planned.change.body, "threshold": served}
+        self.served.follow_journal([(name, version)])
+        done = {"model": name, "version": version, **planned.change.body, "threshold": self.served.threshold(name, version)}
+        return done | ({"pending": True} if self.served.lags(name, version) else {})
 
     def policy_of(self, name: str, version: str | None) -> Policy:
         """Return the policy that the model server of a version should follow; raise PolicyError when there is none."""

@@ -21,7 +21,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from monitor.actions.rollback import PolicyError
 from monitor.agent import Agent
-from monitor.clock import EventClock, wall
+from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Address, Config, HttpSource
 from monitor.core.events import DAY, FUTURE, Batch, Receipt, Rejection
 from monitor.core.snapshot import Snapshot
@@ -83,7 +83,7 @@ class Feed:
         self.batch: Batch | None = None
         self.taken = 0
         self.high = self.index = np.empty(0, np.int64)
-        self.newest = self.now = 0
+        self.newest = self.now = self.reached = source.newest
         self.failures = 0
         self._said = ""
         self._again = 0.0
@@ -127,14 +127,32 @@ class Feed:
         if k == len(self.high):
             part = batch if not self.taken else batch.after(self.taken)
             self.batch = None
-            return replace(part, position=self.source.position(batch.end, 0))
+            self.reached = max(self.newest, self.now)
+            return replace(part, position=self.source.position(batch.end, 0, self.reached))
         index = int(self.index[k])
         if index <= self.taken:
             return None
         part = batch.between(self.taken, index)
         rejected = tuple(r for r in batch.rejected if self.taken <= r.index < index)
         self.taken = index
-        return replace(part, rejected=rejected, position=self.source.position(batch.start, index))
+        self.reached = int(self.high[k - 1]) if k else self.reached
+        return replace(part, rejected=rejected, position=self.source.position(batch.start, index, self.reached))
+
+    def halves(self, part: Batch) -> list[Batch]:
+        """Return a part in two, for a store that has no room for all of it; a single event stays whole."""
+        first, last = (int(part.index()[i]) for i in (0, -1)) if len(part.index()) else (0, 0)
+        if first == last:
+            return [part]
+        middle = (first + last + 1) // 2
+        left, right = part.between(0, middle), part.between(middle, part.size)
+        bad = [tuple(r for r in part.rejected if (r.index < middle) is side) for side in (True, False)]
+        where = self.source.position(part.start, middle, self.reached)
+        return [replace(left, rejected=bad[0], position=where), replace(right, rejected=bad[1], clipped=part.clipped)]
+
+    @property
+    def failing(self) -> bool:
+        """Return whether the file is there and cannot be read: nobody knows what it holds."""
+        return time.monotonic() < self._again and self.source.path.exists()
 
     @property
     def head(self) -> int | None:
@@ -157,6 +175,7 @@ class Loop:
         self.due = threading.Event()
         self._ticked = time.monotonic()
         self._published = self._wait = 0.0
+        self._full = False
         self._failed = False
         self._newest_http = 0
 
@@ -188,6 +207,9 @@ class Loop:
                 # An error that nothing foresaw: the agent goes on, and its state is read from the disk again.
                 log.exception("unexpected")
                 self._fail(RuntimeError("unexpected error"))
+                if self.stopping.is_set():
+                    self._refuse(self.inbox.take(0.0), http.Failed("the agent is stopping"))
+                    return
                 time.sleep(0.1)
 
     def _round(self) -> bool:
@@ -296,9 +318,11 @@ class Loop:
         ts = np.where(ts > latest, 0, ts)  # such events will be rejected; they must not move the clock
         high = np.maximum(np.maximum.accumulate(ts), self._newest_http) if len(ts) else ts
         index = batch.index()
+        if batch.predictions is not None and len(batch.predictions) > self.agent.store.max_rows:
+            raise Full(f"the body has {len(batch.predictions)} predictions and the store holds {self.agent.store.max_rows}")
         if len(high) and high[-1]:
             first_ts = int(high[high > 0][0])
-            clock.begin(first_ts)
+            self._begin(clock, first_ts)
             if self._others_passed(first_ts):
                 self._ticks_to(clock, first_ts)  # before the room is looked at: rows may leave
         if batch.predictions is not None:
@@ -321,7 +345,7 @@ class Loop:
         if batch.now is not None and batch.now > latest:
             refused = (*refused, Rejection(batch.size, "future", f"now: {batch.now}"))
         elif batch.now is not None:
-            clock.begin(batch.now)
+            self._begin(clock, batch.now)
             self._newest_http = max(self._newest_http, batch.now)
             if self._others_passed(batch.now):
                 self._ticks_to(clock, batch.now)
@@ -330,9 +354,16 @@ class Loop:
         rejected = tuple(sorted(r for receipt in receipts for r in receipt.rejected))
         return Receipt(sum(r.accepted for r in receipts), sum(r.duplicates for r in receipts), rejected)
 
+    def _begin(self, clock: EventClock, ts: int) -> None:
+        """Start the clock at the earliest event of all sources; not while a file that is there cannot be read."""
+        if clock.last is None:
+            heads = [h for f in self.feeds if f.fill() and (h := f.head) is not None]
+            if not any(f.failing for f in self.feeds):
+                clock.begin(min(ts, *heads) if heads else ts)
+
     def _others_passed(self, boundary: int) -> bool:
         """Return whether no file has events left before the boundary: the slowest source is the clock."""
-        return all(not f.fill() or (f.head or 0) >= boundary for f in self.feeds)
+        return all((not f.fill() or (f.head or 0) >= boundary) and not f.failing for f in self.feeds)
 
     def _tick_once(self, clock: EventClock, ts: int) -> None:
         for now in clock.due(ts, self.agent.settled()):
@@ -348,14 +379,17 @@ class Loop:
         if time.monotonic() < self._wait:
             return False
         try:
-            return self.feed_by_events() if self._events else self._feed_by_wall()
+            some = self.feed_by_events() if self._events else self._feed_by_wall()
         except (sqlite3.Error, OSError) as e:
             self._fail(e)
+            return False
         except Full as e:
-            log.error("store: %s; the files wait", e)
+            self._held_up(e)
+        if self._full:
             self._rewind()
-            self._wait = time.monotonic() + 1
-        return False
+            self._full, self._wait = False, time.monotonic() + 1
+            return False
+        return some
 
     def _feed_by_wall(self) -> bool:
         some = False
@@ -363,9 +397,27 @@ class Loop:
             if f.fill():
                 part = f.until(None)
                 assert part is not None
-                self.agent.ingest([part])
-                some = True
+                try:
+                    self._offer(f, part)
+                    some = True
+                except Full as e:
+                    self._held_up(e)  # the files after it may hold labels, which need no room
         return some
+
+    def _offer(self, f: Feed, part: Batch) -> None:
+        """Ingest a part, as much of it as there is room for; raise Full when there is none for its next event."""
+        try:
+            self.agent.ingest([part])
+        except Full:
+            halves = f.halves(part)
+            if len(halves) == 1:
+                raise
+            for half in halves:
+                self._offer(f, half)
+
+    def _held_up(self, e: Full) -> None:
+        log.error("store: %s; the files wait", e)
+        self._full = True
 
     def feed_by_events(self) -> bool:
         """Bring every file up to the next boundary, then tick."""
@@ -379,7 +431,7 @@ class Loop:
             return False
         heads = [h for f in ready if (h := f.head) is not None]
         if heads:
-            clock.begin(min(heads))
+            self._begin(clock, min(heads))
         # Labels wait for the predictions of all files up to the same boundary, and the positions for the labels.
         held: list[Batch] = []
         for f in ready:
@@ -390,9 +442,11 @@ class Loop:
         if held:
             self.agent.ingest(held)
         left = [h for f in self.feeds if f.fill() and (h := f.head) is not None]
-        if left and clock.boundary is not None and (not self._newest_http or self._newest_http >= clock.boundary):
+        http_passed = not self._newest_http or (clock.boundary is not None and self._newest_http >= clock.boundary)
+        if left and http_passed and not any(f.failing for f in self.feeds):
             self._tick_once(clock, min(left))
-        return True
+            return True
+        return bool(held)
 
     def finish(self) -> None:
         """Let every day of a replay mature: now moves to the last event + the longest horizon + one tick."""
@@ -542,7 +596,8 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     listen = [_bind("api", config.api), _bind("metrics", config.metrics)]
     agent = Agent(config, version)
     http_source = next((s for s in config.sources if isinstance(s, HttpSource)), HttpSource())
-    loop = Loop(agent, lambda: Agent(config, version), Inbox(http_source.queue))
+    clock = agent.clock if isinstance(agent.clock, WallClock) else None
+    loop = Loop(agent, lambda: Agent(config, version, clock=clock), Inbox(http_source.queue))
     api = Running(loop, config)
     gc.collect()
     gc.freeze()

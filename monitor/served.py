@@ -47,7 +47,19 @@ class Served:
         self._said: set[str] = set()
         for entry in journal:
             self.after(entry)
-        self._behind = {key for key, entry in self._last.items() if entry.seq > carried}
+        self._behind = {key for key, entry in self._last.items() if entry.seq > carried and self._unfinished(key, entry)}
+
+    def _unfinished(self, key: tuple[str, str], entry: Entry) -> bool:
+        """Return whether current.json still says what it said before the entry: nobody has written it since."""
+        try:
+            pointer = self.folder(key[0]).current(key[1])
+        except (PolicyError, KeyError):  # unreadable, or of a model that is no longer configured
+            return False
+        return bool((None if pointer is None else asdict(pointer)) == entry.body["before"])
+
+    def lags(self, name: str, version: str) -> bool:
+        """Return whether current.json does not follow the journal yet."""
+        return (name, version) in self._behind
 
     def folder(self, name: str) -> Policies:
         """Return the policies folder of a model."""

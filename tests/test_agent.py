@@ -13,6 +13,7 @@ from monitor.core.events import DAY, HOUR
 from monitor.formats import decode
 from monitor.run import Inbox, Loop
 from monitor.store import StateError
+from monitor.store.policies import PolicyError
 from monitor.watched import baseline_checksum
 
 DAY0 = 16_000  # 2013-10-22
@@ -401,3 +402,47 @@ def test_a_baseline_promises_for_its_version_only(program, tmp_path):
         p.open()
     path.write_text(to_json(made))
     p.open()
+
+
+def test_a_person_who_writes_while_the_agent_is_stopped_is_believed(program):
+    """A current.json written between a command and the next tick, with the agent stopped, stays and is journalled."""
+    p = program("rules: {calibration: off}")
+    p.scores(0)
+    p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)
+    path = p.agent.served.folder("m").of("v1") / "current.json"
+    mine = json.loads(path.read_text()) | {"who": "ann", "reason": "by hand"}
+    p.agent.command("activate", "m", "v1", "me", "second", threshold=0.55)
+    path.write_text(json.dumps(mine))
+    p.again().scores(1)
+    assert json.loads(path.read_text())["policy"] == mine["policy"]
+    last = [e for e in p.journal() if e.kind in ("activated", "rolled_back")][-1]
+    assert (last.body["policy"], last.body["who"]) == (mine["policy"], "ann")
+
+
+def test_a_version_that_is_no_longer_live_has_no_alert(program):
+    """An alert of a version that the configuration made a shadow ends."""
+    p = program(f"mode: off\n    rules: {{{CALIBRATION}}}")
+    fire(p)
+    p.again(CONFIG.format(more=f"mode: off\n    versions: {{v1: shadow}}\n    rules: {{{CALIBRATION}}}"))
+    p.scores(6)
+    assert [(e.body["state"], e.body["reason"]) for e in p.journal("alert")][-1] == ("resolved", "switched_off")
+    assert p.agent.alerts == {}
+
+
+def test_a_command_whose_file_cannot_be_written_is_pending(program, monkeypatch):
+    """What is journalled is in force: the command says that current.json lags, and the next tick writes it."""
+    p = program("rules: {calibration: off}")
+    p.scores(0)
+    folder = p.agent.served.folder("m")
+
+    def full(*_):
+        raise PolicyError("no space left")
+
+    with monkeypatch.context() as m:
+        m.setattr(folder, "point", full)
+        done = p.agent.command("activate", "m", "v1", "me", "first", threshold=0.5)
+    assert done["pending"]
+    assert folder.current("v1") is None
+    p.scores(1)
+    assert folder.current("v1").policy == done["policy"]
+    assert len(p.journal("activated")) == 1

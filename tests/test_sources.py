@@ -5,14 +5,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from monitor import clock
 from monitor.agent import Agent
-from monitor.config import load
+from monitor.config import FileSource, load
 from monitor.core.events import DAY, HOUR
 from monitor.formats import decode
 from monitor.run import Inbox, Job, Loop
@@ -72,7 +74,10 @@ def test_a_full_store_makes_a_file_wait(tmp_path, loop, kind):
     path.write_text(HEAD + rows(0, 300, start))
     many = loop(path, clock=kind, more="waiting: {rows: 100}\n")
     drain(many)
-    assert stored(many) == 0
+    assert stored(many) == {"events": 0, "wall": 100}[kind]
+    before = dict(many.agent.counters)
+    drain(many)
+    assert many.agent.counters == before
     many.agent.store.max_rows = 1_000
     drain(many)
     assert stored(many) == 300
@@ -235,10 +240,16 @@ def test_an_unforeseen_error_in_a_tick_is_recovered_from(tmp_path, loop, monkeyp
     with monkeypatch.context() as m:
         m.setattr(Agent, "_record", wrong)
         one.due.set()
-        one.stopping.set()
-        one.run()
+        thread = threading.Thread(target=one.run)
+        thread.start()
+        deadline = time.monotonic() + 30
+        while one.agent is before and time.monotonic() < deadline:
+            time.sleep(0.01)
+    one.stopping.set()
+    thread.join()
     assert one.agent is not before
     one.stopping.clear()
+    one._failed = False
     one.due.set()
     one._round()
     assert one.agent.snapshot.versions[0].waiting == 5
@@ -268,3 +279,61 @@ def test_a_jump_of_the_machines_time_is_believed_only_when_it_lasts(monkeypatch,
 
     assert [after(1), after(1, jump), after(10), after(1, -jump), after(60)] == [0, 0, 0, 0, 0]
     assert [after(1, jump), after(14), after(2), after(1)] == [0, 0, jump, jump]
+
+
+def test_labels_are_read_while_predictions_find_no_room(tmp_path, loop):
+    """A predictions file that is held up by a full store does not hold up the file of labels."""
+    start = int(time.time()) - 3_600
+    path, labels = tmp_path / "p.csv", tmp_path / "l.csv"
+    path.write_text(HEAD + rows(0, 100, start))
+    labels.write_text("id,ts,model,label\n")
+    one = loop(path, clock="wall", more="waiting: {rows: 120}\n")
+    one.agent.config = replace(one.agent.config, sources=(*one.agent.config.sources, FileSource(labels, "labels", True, "csv")))
+    one._rewind()
+    drain(one)
+    with path.open("a") as f:
+        f.write(rows(100, 50, start))
+    with labels.open("a") as f:
+        f.write("".join(f"{i},{start + 3_600},m,1\n" for i in range(60)))
+    drain(one)
+    assert stored(one) == 120
+    assert sum(s.labelled for s in one.agent.store.spans.values()) == 60
+
+
+def test_nothing_to_do_is_nothing_done(tmp_path, loop):
+    """A file whose next event is past the boundary waits for HTTP without a busy loop."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 2, DAY0 * 86_400) + rows(2, 2, DAY0 * 86_400 + 9 * 3_600))
+    one = loop(path)
+    body = json.dumps({"id": "x", "ts": DAY0 * DAY, "model": "m", "version": "v1", "score": 0.5}).encode()
+    one._by_events(decode(one.agent.decoder(), body, "predictions"))
+    assert [one.feed() for _ in range(4)][1:] == [False] * 3
+    one._by_events(decode(one.agent.decoder(), body.replace(b'"x"', b'"y"').replace(b"2400000", b"2500000"), "predictions"))
+
+
+def test_a_file_that_cannot_be_read_holds_the_clock(tmp_path, loop):
+    """While a file is there and cannot be read the clock of events stands: what it holds is not too old afterwards."""
+    path = tmp_path / "p.csv.gz"
+    whole = gzip.compress((HEAD + rows(0, 5)).encode())
+    path.write_bytes(whole[:-20])
+    one = loop(path)
+    one.feed()
+    body = json.dumps({"id": "x", "ts": (DAY0 + 10) * DAY, "model": "m", "version": "v1", "score": 0.5}).encode()
+    one._by_events(decode(one.agent.decoder(), body, "predictions"))
+    path.write_bytes(whole)
+    drain(one)
+    assert stored(one) == 6
+
+
+def test_an_interrupted_replay_goes_on_to_its_end(tmp_path, loop):
+    """How far a file had brought the time is kept with its position, so that the days of its end mature after a restart, too."""
+    path = tmp_path / "p.csv"
+    path.write_text(HEAD + rows(0, 20))
+    one = loop(path)
+    drain(one)
+    one.close()
+    one.agent = Agent(one.agent.config, "test")
+    one._rewind()
+    drain(one)
+    one.finish()
+    assert [d for _, d in one.agent.store.closed] == [DAY0]

@@ -41,7 +41,7 @@ RESOLVED = {
     "version_gone": "The version has had no events for a day and has no waiting days.",
     "rolled_back": "The policy that was looked at is no longer current.",
     "established": "The policy has served for seven days since its activation.",
-    "switched_off": "The rule is no longer configured.",
+    "switched_off": "The rule is no longer configured, or the version no longer live.",
 }
 
 DECIDED = {

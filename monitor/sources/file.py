@@ -12,7 +12,8 @@ _CHUNK = 1 << 20
 
 
 class FileReader:
-    """Reads whole lines. Positions are `offset:events:inode`: bytes read, and events of the lines after them already taken.
+    """Reads whole lines. Positions are `offset:events:inode:newest`: bytes read, events of the lines after them already taken,
+    which file it was, and how far its events had brought the time (ms).
 
     In a gzip file offsets count uncompressed bytes. A file that was replaced or cut short is read from its start, which
     ids make harmless. `read` raises OSError, EOFError or ValueError when the file cannot be read; the next call tries again
@@ -24,15 +25,14 @@ class FileReader:
         self.name = f"file:{path}"
         self.csv = form == "csv"
         self.decoder = decoder
-        offset, skip, inode = [*map(int, (position or "0:0:0").split(":")), 0][:3]
-        self.offset, self._skip, self._inode = offset, skip, inode
+        self.offset, self._skip, self._inode, self.newest = map(int, (position or "0:0:0:0").split(":"))
         self._file: IO[bytes] | None = None
         self._names: list[str] = []
         self.at_end = False
 
-    def position(self, offset: int, skip: int) -> str:
-        """Return the position after `skip` events of the lines that begin at `offset`."""
-        return f"{offset}:{skip}:{self._inode}"
+    def position(self, offset: int, skip: int, newest: int) -> str:
+        """Return the position after `skip` events of the lines that begin at `offset`, of which one was at `newest`."""
+        return f"{offset}:{skip}:{self._inode}:{newest}"
 
     def _open(self) -> IO[bytes] | None:
         """Open the file at the position; None while the header line of a followed CSV file is being written."""
