@@ -36,7 +36,7 @@ HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
 LATER = {"verdicts", "review", "inherit", "false_alarms_per_year", "detectors", "features"}
-"""Keys of the design that this version does not have."""
+"""Keys that a later version will have."""
 LATER_SOURCES = {"kafka", "nats", "redis", "postgres"}
 
 NAME = re.compile(r'[^\x00-\x1f"\\\ud800-\udfff]{1,128}')

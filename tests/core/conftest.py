@@ -1,4 +1,4 @@
-"""Helpers of the core tests: tables from lists of scores and outcomes, and the shared test vectors."""
+"""For the tests of core: tables from lists of scores and outcomes, and the shared test vectors."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from monitor.core.events import NONE
 from monitor.core.policy import decide
 from monitor.core.tables import LABEL, ROW, Table, tables
 
-VECTORS = Path("/work/shared/test_vectors.json")
+VECTORS = Path(__file__).parents[3] / "shared" / "test_vectors.json"
 
 
 def _table(scores: Any, outcomes: Any = None, threshold: float | None = None, verdicts: Any = NONE) -> Table:
