@@ -512,14 +512,15 @@ class Running:
         )
 
     async def fresh(self) -> Snapshot:
-        """Return a snapshot of the last tick; where events are the clock it is made when somebody asks."""
+        """Return a snapshot of the last tick with the present counters, made now when there is none."""
         made: Snapshot = await self.ask("fresh")
         return made
 
     def _fresh(self) -> Snapshot:
-        if self.loop.agent.snapshot.at != self.loop.agent.clock.last:
+        agent = self.loop.agent
+        if agent.snapshot.at != agent.clock.last or agent.snapshot.counters != agent.counters:
             self.loop.publish()
-        return self.loop.agent.snapshot
+        return agent.snapshot
 
     async def offer(self, batch: Batch) -> Receipt:
         """Hand a batch to the store's thread and return its receipt after the commit."""

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -100,9 +99,9 @@ class Agent:
         self.post("predictions", {"now": when})
 
     def metrics(self, refresh=True):
-        """Return {series with labels as text: value}, after the next rendering (it comes once a second)."""
+        """Return {series with labels as text: value}; asking for the state first makes them those of this moment."""
         if refresh:
-            time.sleep(1.3)
+            self.ask("/v1/state")
         text = self.ask(self.metrics_url)[1]
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line and line[0] != "#"}
 
@@ -115,8 +114,7 @@ class Agent:
         return found[0] if found else None
 
     def state(self):
-        """Return /v1/state after the next rendering."""
-        time.sleep(1.3)
+        """Return /v1/state."""
         return self.ask("/v1/state")[1]
 
 
