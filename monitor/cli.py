@@ -177,6 +177,8 @@ def _change(args: argparse.Namespace) -> int:
     if done is None:
         done = _change_alone(config, args, body)
     print(f"{args.model} {done['version']}: policy {done['policy']} (threshold {done['threshold']:g}) is current")
+    if done.get("pending"):
+        print("current.json could not be written yet; the agent tries again at its next tick", file=sys.stderr)
     return 0
 
 

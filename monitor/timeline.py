@@ -2,19 +2,18 @@
 
 from typing import Any
 
-_SHOWN = (
-    ("prevalence", "late"),
-    ("mean_score", "score"),
-    ("ece_width10", "ece"),
-    ("brier", "brier"),
-    ("log_loss", "log loss"),
-    ("roc_auc", "auc"),
-)
+_SHOWN = {
+    "prevalence": "prevalence",
+    "mean_score": "score",
+    "ece_width10": "ece",
+    "brier": "brier",
+    "log_loss": "log loss",
+    "roc_auc": "auc",
+}
+"""Metric and what its column is called."""
 _WIDTH = 9
 
-HEADER = f"{'':<10} {'n':>8} " + " ".join(
-    f"{name:>{_WIDTH}}" for name in ("prevalence", "score", "ece", "brier", "log loss", "auc")
-)
+HEADER = f"{'':<10} {'n':>8} " + " ".join(f"{name:>{_WIDTH}}" for name in _SHOWN.values())
 
 
 def line(item: dict[str, Any], color: bool = False) -> str:
@@ -30,7 +29,7 @@ def line(item: dict[str, Any], color: bool = False) -> str:
 
 def _estimates(item: dict[str, Any], name: str) -> str:
     cells = []
-    for metric, _ in _SHOWN:
+    for metric in _SHOWN:
         value = item["estimates"].get(metric, {}).get("value")
         cells.append(f"{'–':>{_WIDTH}}" if value is None else f"{value:>{_WIDTH}.4f}")
     return f"{name:<10} {item['n']:>8,} " + " ".join(cells)

@@ -446,3 +446,22 @@ def test_a_command_whose_file_cannot_be_written_is_pending(program, monkeypatch)
     p.scores(1)
     assert folder.current("v1").policy == done["policy"]
     assert len(p.journal("activated")) == 1
+
+
+def test_a_served_policy_that_is_lost_is_counted_not_shouted(program, caplog):
+    """Events go on to be stored when the policy's file is gone; the failure is counted each time and logged once."""
+    p = program("rules: {calibration: off}")
+    p.scores(0)
+    ident = p.agent.command("activate", "m", "v1", "me", "first", threshold=0.25)["policy"]
+    (p.agent.served.folder("m").of("v1") / f"{ident}.json").unlink()
+    p.again()
+    for day in range(1, 4):
+        p.scores(day, n=20)
+    assert p.agent.store.tail == 360
+    assert p.agent.served.failures > 3
+    assert sum("no such policy" in r.getMessage() for r in caplog.records) == 1
+    assert (
+        p.send("predictions", [{"id": "u", "ts": (DAY0 + 4) * DAY, "model": "m", "version": "v1", "score": 0.5, "policy": "x"}])
+        == 0
+    )
+    assert sum("no such policy" in r.getMessage() for r in caplog.records) == 1

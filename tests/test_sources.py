@@ -308,7 +308,10 @@ def test_nothing_to_do_is_nothing_done(tmp_path, loop):
     body = json.dumps({"id": "x", "ts": DAY0 * DAY, "model": "m", "version": "v1", "score": 0.5}).encode()
     one._by_events(decode(one.agent.decoder(), body, "predictions"))
     assert [one.feed() for _ in range(4)][1:] == [False] * 3
-    one._by_events(decode(one.agent.decoder(), body.replace(b'"x"', b'"y"').replace(b"2400000", b"2500000"), "predictions"))
+    assert stored(one) == 3
+    one._by_events(decode(one.agent.decoder(), json.dumps({"now": (DAY0 * DAY + 10 * HOUR)}).encode(), "predictions"))
+    drain(one)
+    assert stored(one) == 5
 
 
 def test_a_file_that_cannot_be_read_holds_the_clock(tmp_path, loop):
