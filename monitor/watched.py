@@ -34,7 +34,7 @@ from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.snapshot import Version
-from monitor.core.tables import EMPTY, Table, tables, total
+from monitor.core.tables import EMPTY, Table, count_pieces, tables, total
 from monitor.series import SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
@@ -111,6 +111,11 @@ class Watched:
     def role(self) -> str:
         """Return live, canary or shadow."""
         return self.model.role(self.version)
+
+    @property
+    def horizon(self) -> tuple[int, int]:
+        """Return the horizon and the corrections period in ms."""
+        return self.model.labels.horizon, self.model.labels.corrections
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -233,7 +238,7 @@ class Watched:
         if (self.code, day) not in self.store.spans or day < self.store.left.get(self.code, 0):
             return {"all": self.days[day]["all"]}
         self._members()
-        counted = baselines.count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices))
+        counted = count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices), self.horizon)
         return {name: t for name, t in zip(self.slices, counted, strict=True) if t is not EMPTY or name == "all"}
 
     def _observe(self, day: int) -> None:

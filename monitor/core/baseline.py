@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from monitor.core.events import DAY, Ints
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import scored
-from monitor.core.tables import CELL, EMPTY, GRID, Table, tables, total
+from monitor.core.tables import CELL, EMPTY, GRID, Table, count_pieces, total
 
 Combo = tuple[tuple[str, str], ...]
 
@@ -117,12 +117,6 @@ def build_by_day(
     everything = scored(total(list(tables_of["all"].values())))
     until = (max(days) + 1) * DAY
     return Baseline(model, version, segments, slices, calibration_edges(everything), tables_of, until, provenance)
-
-
-def count_pieces(pieces: Iterable[tuple[NDArray[Any], NDArray[Any]]], lut: NDArray[np.int32], slices: int) -> list[Table]:
-    """Return one table per slice of rows and labels that come in pieces."""
-    parts = [tables(rows, labels, lut, slices) for rows, labels in pieces]
-    return [total([part[i] for part in parts]) for i in range(slices)]
 
 
 def to_json(baseline: Baseline) -> str:

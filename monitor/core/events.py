@@ -81,7 +81,9 @@ class _Columns:
     def take(self, keep: NDArray[Any] | slice) -> Self:
         """Return the rows selected by a mask, positions or a slice."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        taken: dict[str, Any] = {name: c.take(keep) if isinstance(c, Coded) else c[keep] for name, c in columns.items()}
+        taken: dict[str, Any] = {
+            name: c.take(keep) if isinstance(c, Coded) else c[keep] for name, c in columns.items() if c is not None
+        }
         return replace(self, **taken)
 
     @classmethod
@@ -89,16 +91,30 @@ class _Columns:
         """Return all rows of the parts, in their order."""
         if len(parts) == 1:
             return parts[0]
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
-        joined: dict[str, Any] = {
-            n: Coded.concat(v) if isinstance(v[0], Coded) else np.concatenate(v) for n, v in columns.items()
-        }
+        joined: dict[str, Any] = {}
+        for f in fields(cls):
+            columns = [getattr(part, f.name) for part in parts]
+            joined[f.name] = Coded.concat(columns) if isinstance(columns[0], Coded) else _joined(columns, list(map(len, parts)))
         return cls(**joined)
+
+
+def _joined(columns: list[NDArray[Any] | None], sizes: list[int]) -> NDArray[Any] | None:
+    """Return columns one after the other; one that no part has is None, a part without it has zeros (None for objects)."""
+    there = [c for c in columns if c is not None]
+    if not there:
+        return None
+    dtype = there[0].dtype
+    blank = np.empty if dtype.hasobject else np.zeros
+    return np.concatenate([blank(n, dtype) if c is None else c for c, n in zip(columns, sizes, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions(_Columns):
-    """Scored events as columns of length n. `ids` (n, 2) is the keyed hash of model and id; `version` names (model, version)."""
+    """Scored events as columns of length n. `ids` (n, 2) is the keyed hash of model and id; `version` names (model, version).
+
+    `label_prob` holds codes of `prob_code` (0: not given), `cluster` a hash of model and cluster (0: none), `sent` the id as
+    sent, as bytes, for models whose predictions are picked for review. A column that no row has is None.
+    """
 
     ids: U64x2
     ts: Ints
@@ -107,17 +123,25 @@ class Predictions(_Columns):
     verdict: NDArray[np.uint8]
     combo: Coded
     policy: Coded
+    label_prob: NDArray[np.uint16] | None = None
+    cluster: NDArray[np.uint32] | None = None
+    sent: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Labels(_Columns):
-    """Outcomes as columns of length n; `version` names (model, version), version None means every version of the model."""
+    """Outcomes as columns of length n; `version` names (model, version), version None means every version of the model.
+
+    `label_prob` holds codes of `prob_code` (0: not given), None when no row has one. A label that carries its prediction
+    has the same index as that prediction in its batch.
+    """
 
     ids: U64x2
     ts: Ints
     version: Coded
     label: NDArray[np.int8]
     revision: NDArray[np.uint8]
+    label_prob: NDArray[np.uint16] | None = None
 
 
 C = TypeVar("C", Predictions, Labels)
@@ -196,11 +220,37 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a request: accepted + duplicates + rejected is the number of events sent."""
+    """What became of a request: accepted + duplicates + rejected is the number of events sent.
+
+    `held` of the accepted ones are labels that wait for their prediction; `review` are the ids of passed predictions that a
+    person should look at.
+    """
 
     accepted: int
     duplicates: int
     rejected: tuple[Rejection, ...]
+    held: int = 0
+    review: tuple[str, ...] = ()
+
+
+PROB_STEPS = 2_048
+MIN_PROB = 1e-6
+"""The smallest `label_prob` an event may give."""
+
+
+def prob_code(p: Floats) -> NDArray[np.uint16]:
+    """Return probabilities in [1e-6, 1] as 1 - 2048 ln p, rounded: 15 bits with a relative error of at most 2.5e-4.
+
+    0 is free to mean "not given". Codes fall as probabilities rise, 1 is exact.
+    """
+    code: NDArray[np.uint16] = np.rint(1 - PROB_STEPS * np.log(p)).astype(np.uint16)
+    return code
+
+
+def prob_of(code: NDArray[np.uint16]) -> Floats:
+    """Return the probabilities of codes; of 0 (not given) it is 1."""
+    p: Floats = np.exp((1.0 - np.maximum(code, 1)) / PROB_STEPS)
+    return p
 
 
 def valid_scores(score: Floats) -> tuple[Floats, Bools, Bools]:

@@ -20,7 +20,11 @@ class Reading:
 
     All arrays have one entry per cell, sorted by bin: `n` rows, `score` their mean score, `neg` and `pos` their outcomes
     (both zero in the basis `scored`). `losses` are the exact sums of the Brier and the logarithmic loss over the n rows.
-    `reason` says why outcomes mean nothing here, else it is empty.
+    `reason` says why outcomes mean nothing here, else it is empty; `flagged_reason` why those of the flagged rows do.
+
+    Where outcomes are weighted, `neg` and `pos` are estimates: `spread` (3, cells) then holds the variances of `neg` and of
+    `pos` and their covariance, and `seen` how many positives were really seen; None where outcomes are counts of rows.
+    `groups` are the sums by cluster group that the outcomes were read from (Table.groups), None without clusters.
     """
 
     basis: str
@@ -33,6 +37,10 @@ class Reading:
     losses: tuple[float, float]
     clipped: float
     reason: str = ""
+    flagged_reason: str = ""
+    spread: Floats | None = None
+    seen: Floats | None = None
+    groups: Floats | None = None
 
     @property
     def flagged(self) -> Bools:

@@ -1,15 +1,15 @@
 """The grid, the stored row, and additive tables of counts. Everything a metric reads is such a table, and tables add by +."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import NONE, Bools, Floats, Ints
+from monitor.core.events import FLAGGED, NONE, SECOND, VERDICTS, Bools, Floats, Ints, prob_of
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of ROW, LABEL and CELL on disk."""
 GRID = 1
 """Version of the grid; counts of another grid cannot be added."""
@@ -88,15 +88,22 @@ ROW = np.dtype(
         ("combo", "<u2"),
         ("policy", "<u2"),
         ("verdict", "u1"),
-        ("spare", "u1"),
-        ("weight", "<f4"),
-        ("label_prob", "<f4"),
+        ("audit", "u1"),
+        ("label_prob", "<u2"),
+        ("wait_prob", "<u2"),
+        ("cluster", "<u4"),
     ]
 )
-"""One stored prediction (48 bytes): id hash, ms since 1970, score, codes into the code books, verdict."""
+"""One stored prediction (48 bytes): id hash, ms since 1970, score, codes into the code books, verdict, what the audit drew,
+how likely its label is to be looked for and the row was to wait (codes of `prob_code`), hash of its cluster (0: none)."""
+
+NO_AUDIT, PICKED, PASSED_OVER = range(3)
+"""What the audit sampler drew for a row: it was not asked, the row is to be reviewed, or it is not."""
 
 LABEL = np.dtype([("outcome", "i1"), ("revision", "u1"), ("label_prob", "<u2"), ("delta", "<i4")])
-"""The label of a row (8 bytes): outcome -1 none, revision, label_prob in 1/65535, label ts - prediction ts in seconds."""
+"""The label of a row (8 bytes): outcome -1 none, revision, code of its `label_prob` in 15 bits (0: not given) and in the
+highest bit whether it named its version (NAMED), label ts - prediction ts in seconds."""
+NAMED = 0x8000
 
 CELL = np.dtype(
     [
@@ -111,6 +118,33 @@ CELL = np.dtype(
 )
 """Counts of one (bin, verdict): rows without label, negative, positive; sums of scores without and with label."""
 
+WEIGHT = np.dtype(
+    [
+        ("out", "<f8"),
+        ("p_out", "<f8"),
+        ("w_none", "<f8"),
+        ("w_neg", "<f8"),
+        ("w_pos", "<f8"),
+        ("w2_none", "<f8"),
+        ("w2_neg", "<f8"),
+        ("w2_pos", "<f8"),
+        ("expected", "<f8"),
+        ("covered", "<f8"),
+    ]
+)
+"""What a cell adds where not every row waits or not every label is looked for.
+
+Rows that did not wait and the sum of their scores (`n_none` and `p_none` are without them); sums of the weights
+1 / P(the label is seen) and of their squares; how many labels are expected of the rows that wait, and how many of those are
+there. `w_none` has only rows without a `label_prob`: of others no label says nothing.
+"""
+
+DELAYS, LATE_DELAYS = 48, 16
+"""Delay cells up to the horizon, with edges horizon * (j / 48)**2, and of equal width from there to the end of corrections."""
+GROUPS = 64
+"""Clusters are counted in so many groups by their hash (statistics_amendments.md, 18)."""
+GROUP_COLUMNS = ("unflagged", "flagged", "undecided", "score", "brier", "log_loss")
+
 _RAW = np.dtype((np.void, CELL.itemsize))
 COUNTS = ("n_none", "n_neg", "n_pos", "p_none", "p_lab")
 TOTALS = ("n", "score", "brier", "log_loss", "clipped")
@@ -122,16 +156,28 @@ class Table:
     """Additive counts of any set of rows.
 
     `cells` is sorted by (bin, verdict). `totals` (3, 5) holds for rows without label, negatives and positives the columns
-    of TOTALS, exactly; a row without label is read as a negative there.
+    of TOTALS, exactly; a row without label is read as a negative there, and so is one that did not wait. `weights` (WEIGHT)
+    are aligned with the cells; None where every row waits and no `label_prob` was given. Counted for the slice `all` only:
+    `delays` (2, verdicts, DELAYS + LATE_DELAYS + 1), labels by class, verdict and delay cell, and `groups` (GROUPS, 3, 6),
+    by cluster group and kind of row (without label, negative, positive) the sums of GROUP_COLUMNS, None where no row has a
+    cluster.
     """
 
     cells: NDArray[Any]
     totals: Floats
+    weights: NDArray[Any] | None = None
+    delays: Ints | None = None
+    groups: Floats | None = None
 
     @property
     def n(self) -> int:
         """Return how many rows were counted."""
         return int(self.totals[:, 0].sum())
+
+    @property
+    def out(self) -> int:
+        """Return how many of the rows did not wait for a label."""
+        return 0 if self.weights is None else int(self.weights["out"].sum())
 
     @property
     def labelled(self) -> int:
@@ -146,14 +192,24 @@ class Table:
 EMPTY = Table(np.empty(0, CELL), np.zeros((3, len(TOTALS))))
 
 
-def _cells(key: Ints, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return cells summed by key = bin * 8 + verdict."""
-    unique, inverse = np.unique(key, return_inverse=True)
-    cells = np.zeros(len(unique), CELL)
-    cells["bin"], cells["verdict"] = unique >> 3, unique & 7
+def _sums(inverse: Ints, n: int, columns: Mapping[str, NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return records of sums of the columns by position."""
+    out = np.zeros(n, dtype)
     for name, values in columns.items():
-        cells[name] = np.bincount(inverse, values, len(unique))
-    return cells
+        out[name] = np.bincount(inverse, values, n)
+    return out
+
+
+def weights_of(table: Table) -> NDArray[Any]:
+    """Return the weights of a table; of one without, those that its counts imply."""
+    if table.weights is not None:
+        return table.weights
+    c, out = table.cells, np.zeros(len(table.cells), WEIGHT)
+    for kind in ("none", "neg", "pos"):
+        out[f"w_{kind}"] = out[f"w2_{kind}"] = c[f"n_{kind}"]
+    out["covered"] = out["w_neg"] + out["w_pos"]
+    out["expected"] = out["covered"] + out["w_none"]
+    return out
 
 
 def total(tables: Sequence[Table]) -> Table:
@@ -163,9 +219,21 @@ def total(tables: Sequence[Table]) -> Table:
         return tables[0] if tables else EMPTY
     # As raw bytes: joining structured arrays compares their fields one by one, which takes longer than the counting.
     cells = np.concatenate([t.cells.view(_RAW) for t in tables]).view(CELL)
-    key = cells["bin"].astype(np.int64) << 3 | cells["verdict"]
-    summed = _cells(key, {name: cells[name] for name in COUNTS})
-    return Table(summed, np.sum([t.totals for t in tables], axis=0))
+    unique, inverse = np.unique(cells["bin"].astype(np.int64) << 3 | cells["verdict"], return_inverse=True)
+    summed = _sums(inverse, len(unique), {name: cells[name] for name in COUNTS}, CELL)
+    summed["bin"], summed["verdict"] = unique >> 3, unique & 7
+    weights = None
+    if any(t.weights is not None for t in tables):
+        parts = np.concatenate([weights_of(t) for t in tables])
+        weights = _sums(inverse, len(unique), {name: parts[name] for name in WEIGHT.names or ()}, WEIGHT)
+    totals = np.sum([t.totals for t in tables], axis=0)
+    return Table(summed, totals, weights, _plus([t.delays for t in tables]), _plus([t.groups for t in tables]))
+
+
+def _plus(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """Return the sum of those that are there."""
+    there = [a for a in arrays if a is not None]
+    return np.sum(there, axis=0) if there else None
 
 
 def log_losses(score: Floats, positive: Bools | NDArray[np.int8]) -> Floats:
@@ -174,45 +242,179 @@ def log_losses(score: Floats, positive: Bools | NDArray[np.int8]) -> Floats:
     return -np.log(np.where(positive, q, 1.0 - q))
 
 
-def tables(rows: NDArray[Any], labels: NDArray[Any] | None, members: NDArray[np.int32], slices: int) -> list[Table]:
+def tables(
+    rows: NDArray[Any], labels: NDArray[Any] | None, members: NDArray[np.int32], slices: int, horizon: tuple[int, int] = (0, 0)
+) -> list[Table]:
     """Return one table per slice for rows (ROW) and their labels (LABEL, None: nobody looks at outcomes).
 
-    `members` (k, combos) says which k slices a combination of segment values belongs to (`all` is slice 0).
-    This one function counts for ticks, maturity, restart and replay.
+    `members` (k, combos) says which k slices a combination of segment values belongs to (`all` is slice 0), `horizon` are
+    the horizon and the corrections period in ms, by which delays are counted.
     """
+    return count_pieces([(rows, labels)], members, slices, horizon)
+
+
+def count_pieces(
+    pieces: Iterable[tuple[NDArray[Any], NDArray[Any] | None]],
+    members: NDArray[np.int32],
+    slices: int,
+    horizon: tuple[int, int] = (0, 0),
+) -> list[Table]:
+    """Return one table per slice of rows and labels that come in pieces, as `tables` does.
+
+    This one function counts for ticks, maturity, restart and replay. Equal rows give equal bytes in whatever order they
+    come: each number is summed as a coarse part, exact in any order, and a fine rest.
+    """
+    coarse: list[list[Table]] = [[] for _ in range(slices)]
+    fine: list[list[Table]] = [[] for _ in range(slices)]
+    for rows, labels in pieces:
+        if len(rows):
+            _count(rows, labels, members, horizon, coarse, fine)
+    return [_settle(total(a), total(b)) for a, b in zip(coarse, fine, strict=True)]
+
+
+_COARSE = 2.0**-18
+
+
+def _split(values: Floats) -> tuple[Floats, Floats]:
+    """Return multiples of 2**-18, whose sums are exact up to 2**35, and what is left of the values."""
+    coarse = np.rint(values / _COARSE) * _COARSE
+    return coarse, values - coarse
+
+
+def _settle(coarse: Table, fine: Table) -> Table:
+    """Return the sum of the two parts, which have the same cells."""
+    if not len(coarse.cells):
+        return EMPTY
+    cells = coarse.cells.copy()
+    for name in ("p_none", "p_lab"):
+        cells[name] += fine.cells[name]
+    weights = None
+    if coarse.weights is not None:
+        weights = coarse.weights.copy()
+        rest = weights_of(fine)
+        for name in WEIGHT.names or ():
+            weights[name] += rest[name]
+    groups = None if coarse.groups is None or fine.groups is None else coarse.groups + fine.groups
+    return Table(cells, coarse.totals + fine.totals, weights, coarse.delays, groups)
+
+
+def _count(
+    rows: NDArray[Any],
+    labels: NDArray[Any] | None,
+    members: NDArray[np.int32],
+    horizon: tuple[int, int],
+    coarse: list[list[Table]],
+    fine: list[list[Table]],
+) -> None:
+    """Add the two parts of the table of each slice that has rows."""
     n = len(rows)
-    if not n:
-        return [EMPTY] * slices
     score = np.ascontiguousarray(rows["score"])
     outcome = np.full(n, -1, np.int8) if labels is None else labels["outcome"]
     positive = outcome == 1
-    bins = grid_bin(score)
-    cell = bins.astype(np.int64) << 3 | rows["verdict"]
+    cell = grid_bin(score).astype(np.int64) << 3 | rows["verdict"]
     kind = (outcome + 1).astype(np.int64)  # 0 none, 1 negative, 2 positive
-    sums = {
-        "score": score,
-        "brier": (score - positive) ** 2,
-        "log_loss": log_losses(score, positive),
-        "clipped": ((score < _TINY) | (score > 1 - _TINY)).astype(np.float64),
-    }
+    sums = [_split(score), _split((score - positive) ** 2), _split(log_losses(score, positive))]
+    clipped = ((score < _TINY) | (score > 1 - _TINY)).astype(np.float64)
+    weights = None if labels is None else _weights(rows, labels, kind)
     belongs = members[:, rows["combo"]]
-    result = []
     present = np.unique(belongs)
-    for s in range(slices):
+    for s in range(len(coarse)):
         if s and s not in present:
-            result.append(EMPTY)
             continue
         at = slice(None) if s == 0 else np.flatnonzero((belongs == s).any(axis=0))
-        k, o = cell[at], kind[at]
-        columns = {name: (o == code).astype(np.float64) for code, name in enumerate(("n_none", "n_neg", "n_pos"))}
-        columns["p_none"] = np.where(o == 0, score[at], 0.0)
-        columns["p_lab"] = np.where(o == 0, 0.0, score[at])
-        totals = np.zeros((3, len(TOTALS)))
-        totals[:, 0] = np.bincount(o, minlength=3)
-        for j, name in enumerate(TOTALS[1:], 1):
-            totals[:, j] = np.bincount(o, sums[name][at], 3)
-        result.append(Table(_cells(k, columns), totals))
-    return result
+        o = kind[at]
+        unique, inverse = np.unique(cell[at], return_inverse=True)
+        size = len(unique)
+        counts = {name: (o == code).astype(np.float64) for code, name in enumerate(("n_none", "n_neg", "n_pos"))}
+        for part, made in enumerate((coarse, fine)):
+            p = sums[0][part][at]
+            columns = {"p_none": np.where(o == 0, p, 0.0), "p_lab": np.where(o == 0, 0.0, p)}
+            cells = _sums(inverse, size, columns if part else counts | columns, CELL)
+            cells["bin"], cells["verdict"] = unique >> 3, unique & 7
+            totals = np.zeros((3, len(TOTALS)))
+            for j, values in enumerate(sums, 1):
+                totals[:, j] = np.bincount(o, values[part][at], 3)
+            if not part:
+                totals[:, 0] = np.bincount(o, minlength=3)
+                totals[:, 4] = np.bincount(o, clipped[at], 3)
+            some = None
+            if weights is not None:
+                some = _sums(inverse, size, {name: w[part][at] for name, w in weights.items()}, WEIGHT)
+            table = Table(cells, totals, some)
+            if s == 0 and labels is not None:
+                delays = None if part or not horizon[0] else _delays(rows, labels, horizon)
+                table = Table(cells, totals, some, delays, _groups(rows, kind, [v[part] for v in sums], part == 0))
+            made[s].append(table)
+
+
+def _weights(rows: NDArray[Any], labels: NDArray[Any], kind: Ints) -> dict[str, tuple[Floats, Floats]] | None:
+    """Return the columns of WEIGHT of waiting rows in two parts each, None when all weights are 1.
+
+    A picked row waits for sure, so its label is seen with the probability of the pick. A label of a row that the audit
+    passed over came by itself: it says nothing about the rows the audit stands for.
+    """
+    given = np.maximum(rows["label_prob"], labels["label_prob"] & ~np.uint16(NAMED))
+    if not given.any() and not (rows["wait_prob"] > 1).any():
+        return None
+    seen, passed_over = kind > 0, rows["audit"] == PASSED_OVER
+    looked, waited = prob_of(given), np.where(rows["audit"] == NO_AUDIT, prob_of(rows["wait_prob"]), 1.0)
+    w = 1.0 / (looked * waited)
+    known = np.where(passed_over, 0.0, w)
+    open_ = np.where(given > 0, 0.0, w)
+    by_row = (rows["label_prob"] > 0) & (rows["audit"] == NO_AUDIT)
+    columns = {
+        "w_none": np.where(kind == 0, open_, 0.0),
+        "w_neg": np.where(kind == 1, known, 0.0),
+        "w_pos": np.where(kind == 2, known, 0.0),
+    }
+    columns |= {name.replace("w_", "w2_"): values * values for name, values in columns.items()}
+    columns["expected"] = np.where(by_row, looked, np.where(passed_over, 0.0, 1.0))
+    # A label_prob that only comes with the label stands for the unlabelled rows like it, which nobody knows.
+    by_label = (given > 0) & (rows["label_prob"] == 0)
+    columns["covered"] = np.where(seen & ~passed_over, np.where(by_label, 1.0 / looked, 1.0), 0.0)
+    return {name: _split(values) for name, values in columns.items()}
+
+
+def delay_edges(horizon: int, corrections: int) -> Floats:
+    """Return the lower edges in ms of the delay cells, the last of which is open: shape (DELAYS + LATE_DELAYS + 1,)."""
+    early = horizon * (np.arange(DELAYS) / DELAYS) ** 2
+    return np.concatenate((early, horizon + corrections * (np.arange(LATE_DELAYS + 1) / LATE_DELAYS)))
+
+
+def _delays(rows: NDArray[Any], labels: NDArray[Any], horizon: tuple[int, int]) -> Ints:
+    """Return labels by class, verdict and delay cell; labels dated before their prediction count as at once."""
+    size = DELAYS + LATE_DELAYS + 1
+    at = np.flatnonzero(labels["outcome"] >= 0)
+    delay = labels["delta"][at].astype(np.float64) * SECOND
+    cell = np.maximum(np.searchsorted(delay_edges(*horizon), delay, side="right") - 1, 0)
+    key = (labels["outcome"][at].astype(np.int64) * len(VERDICTS) + rows["verdict"][at]) * size + cell
+    found: Ints = np.bincount(key, minlength=2 * len(VERDICTS) * size).reshape(2, len(VERDICTS), size)
+    return found
+
+
+def _groups(rows: NDArray[Any], kind: Ints, sums: Sequence[Floats], counts: bool) -> Floats | None:
+    """Return the sums by cluster group; a row without cluster is one of its own."""
+    cluster = rows["cluster"]
+    if not cluster.any():
+        return None
+    group = np.where(cluster > 0, cluster, rows["h1"]).astype(np.int64) % GROUPS
+    out = np.zeros((GROUPS * 3, len(GROUP_COLUMNS)))
+    key = group * 3 + kind
+    if counts:
+        role = np.where(rows["verdict"] == NONE, 2, FLAGGED[rows["verdict"]])
+        out[:, :3] = np.bincount(key * 3 + role, minlength=GROUPS * 9).reshape(-1, 3)
+    for j, values in enumerate(sums, 3):
+        out[:, j] = np.bincount(key, values, len(out))
+    return out.reshape(GROUPS, 3, -1)
+
+
+def not_waiting(table: Table) -> Table:
+    """Return the table of rows that were counted as unlabelled and do not wait: no outcome of theirs will be seen."""
+    weights = np.zeros(len(table.cells), WEIGHT)
+    weights["out"], weights["p_out"] = table.cells["n_none"], table.cells["p_none"]
+    cells = table.cells.copy()
+    cells["n_none"] = cells["p_none"] = 0
+    return Table(cells, table.totals, weights)
 
 
 def decided(table: Table) -> bool:

@@ -242,7 +242,9 @@ class Store:
         keys = p.ids ^ np.array(masks, np.uint64).reshape(-1, 2)[version]
         rows = np.zeros(len(p), ROW)
         rows["h1"], rows["h2"], rows["ts"], rows["score"] = keys[:, 0], keys[:, 1], p.ts, p.score
-        rows["version"], rows["verdict"], rows["weight"] = version, p.verdict, 1
+        rows["version"], rows["verdict"] = version, p.verdict
+        for name, column in (("label_prob", p.label_prob), ("cluster", p.cluster)):
+            rows[name] = 0 if column is None else column
         rows["combo"] = self._codes(self.combos, new_combos, p.combo)
         rows["policy"] = self._codes(self.policies, new_policies, p.policy)
         fresh = self._fresh(rows, keys)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from monitor.core.events import Entry
-from monitor.core.tables import CELL, TOTALS, Table
+from monitor.core.events import VERDICTS, Entry
+from monitor.core.tables import CELL, GROUPS, TOTALS, WEIGHT, Table
 
 
 class StateError(Exception):
@@ -99,7 +99,7 @@ class Log:
 
     def put_day(self, version: int, day: int, tables: Mapping[str, Table]) -> None:
         """Store the final tables of a day; inside a transaction."""
-        blob = msgspec.msgpack.encode({name: t.totals.tobytes() + t.cells.tobytes() for name, t in tables.items()})
+        blob = msgspec.msgpack.encode({name: _packed(t) for name, t in tables.items()})
         n, labelled = tables["all"].n, tables["all"].labelled
         self.db.execute("insert or replace into days values (?, ?, ?, ?, ?)", (version, day, n, labelled, blob))
         self.db.execute("delete from recount where version = ? and day = ?", (version, day))
@@ -109,12 +109,7 @@ class Log:
         row = self.db.execute("select tables from days where version = ? and day = ?", (version, day)).fetchone()
         if row is None:
             raise KeyError((version, day))
-        head = 3 * len(TOTALS) * 8
-        out = {}
-        for name, blob in msgspec.msgpack.decode(row[0]).items():
-            totals = np.frombuffer(blob[:head], "<f8").reshape(3, len(TOTALS))
-            out[name] = Table(np.frombuffer(blob[head:], CELL), totals)
-        return out
+        return {name: _unpacked(parts) for name, parts in msgspec.msgpack.decode(row[0]).items()}
 
     def closed(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Return {(version, day): (rows, labelled)} of all closed days."""
@@ -161,6 +156,24 @@ class Log:
     def close(self) -> None:
         """Close the database."""
         self.db.close()
+
+
+def _packed(t: Table) -> list[Any]:
+    """Return the arrays of a table as bytes, those that it has not as None."""
+    weights = None if t.weights is None else t.weights.tobytes()
+    delays, groups = (None if a is None else a.astype("<f8").tobytes() for a in (t.delays, t.groups))
+    return [t.cells.tobytes(), t.totals.tobytes(), weights, delays, groups]
+
+
+def _unpacked(parts: list[Any]) -> Table:
+    cells, totals, weights, delays, groups = parts
+    return Table(
+        np.frombuffer(cells, CELL),
+        np.frombuffer(totals, "<f8").reshape(3, len(TOTALS)),
+        None if weights is None else np.frombuffer(weights, WEIGHT),
+        None if delays is None else np.frombuffer(delays, "<f8").astype(np.int64).reshape(2, len(VERDICTS), -1),
+        None if groups is None else np.frombuffer(groups, "<f8").reshape(GROUPS, 3, -1),
+    )
 
 
 def _entry(row: Any) -> Entry:

@@ -107,8 +107,8 @@ def test_a_row_in_full(reopen):
     """A row holds what was sent, in codes of the books."""
     store = reopen()
     append(store, ["a", "b"], ts=[T0, T0 + 7], score=[0.25, 1.0], combo=[(("c", "x"),), ()], policy=["", "1-1"])
-    columns = ["ts", "score", "version", "combo", "policy", "verdict", "weight", "label_prob"]
-    assert store.rows_of(0, 19_700)[0][columns].tolist() == [(T0, 0.25, 0, 0, 0, 0, 1, 0), (T0 + 7, 1.0, 0, 1, 1, 0, 1, 0)]
+    columns = ["ts", "score", "version", "combo", "policy", "verdict", "label_prob", "wait_prob", "cluster"]
+    assert store.rows_of(0, 19_700)[0][columns].tolist() == [(T0, 0.25, 0, 0, 0, 0, 0, 0, 0), (T0 + 7, 1.0, 0, 1, 1, 0, 0, 0, 0)]
     assert (store.versions.names, store.combos.names, store.policies.names) == ([("m", "1")], [(("c", "x"),), ()], ["", "1-1"])
 
 
@@ -447,7 +447,7 @@ def test_a_failed_label_says_nothing(tmp_path, monkeypatch):
     crash(store)
 
 
-@pytest.mark.parametrize(("key", "value", "ours"), [("schema", 0, 1), ("grid", 9, 1), ("hash", "blake2b", "xxh3")])
+@pytest.mark.parametrize(("key", "value", "ours"), [("schema", 1, 2), ("grid", 9, 1), ("hash", "blake2b", "xxh3")])
 def test_written_by_another(tmp_path, key, value, ours):
     """A state of another schema, grid or hash is refused by name."""
     store = Store(tmp_path / "state")
