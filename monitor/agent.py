@@ -31,6 +31,7 @@ from monitor.core.events import (
     FUTURE,
     Batch,
     Entry,
+    Ints,
     Labels,
     Predictions,
     Receipt,
@@ -47,7 +48,7 @@ from monitor.exporter import Exporter
 from monitor.formats import Decoder
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
-from monitor.store import NEWS, TOO_OLD, UNKNOWN, StateError, Store
+from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store
 from monitor.watched import Watched, baseline_checksum
 
 log = logging.getLogger("scorewatch")
@@ -194,7 +195,8 @@ class Agent:
             fresh = self.store.append(everything, {} if later else positions)
             self._arrived(everything, fresh)
         if parts := [part for part in labels if part is not None]:
-            became = self.store.label(Labels.concat(parts), positions)
+            together = Labels.concat(parts)
+            became = self.store.label(together, positions, self._held_until(together), self.now())
             self._labels_arrived(parts)
         elif positions and not some:
             with self.store.log.transaction():
@@ -216,6 +218,12 @@ class Agent:
         if len(p):
             p = _reject(*self.served.verdicts(p), bad, "unknown_policy")
         return p if len(p) else None
+
+    def _held_until(self, labels: Labels) -> Ints:
+        """Return until when no prediction for a label could be taken any more that is older than the label."""
+        wait = [m.labels.horizon + m.labels.corrections + DAY for m in (self.model(name) for name, _ in labels.version.names)]
+        until: Ints = labels.ts + np.array(wait, np.int64)[labels.version.codes]
+        return until
 
     def _admit_labels(self, labels: Labels | None, bad: list[Rejection]) -> Labels | None:
         labels = None if labels is None else _in_time(labels, bad)
@@ -251,18 +259,18 @@ class Agent:
     ) -> list[Receipt]:
         receipts, a, b = [], 0, 0
         for batch, p, part, bad in zip(batches, offered, labels, rejected, strict=True):
-            accepted = duplicates = 0
+            accepted = duplicates = held = 0
             if p is not None:
                 accepted = int(fresh[a : a + len(p)].sum())
                 duplicates, a = len(p) - accepted, a + len(p)
             if part is not None:
                 mine, b = became[b : b + len(part)], b + len(part)
-                for code, reason in ((UNKNOWN, "unknown_id"), (TOO_OLD, "too_old")):
+                for code, reason in REFUSED.items():
                     bad.extend(Rejection(i, reason, "") for i in part.index[mine == code].tolist())
-                news = int((mine == NEWS).sum())
-                accepted += news
-                duplicates += int((mine > TOO_OLD).sum()) - news
-            receipts.append(Receipt(accepted, duplicates, tuple(sorted(bad))))
+                held = int((mine == HELD).sum())
+                accepted += int((mine == NEWS).sum()) + held
+                duplicates += int((mine == OLD_NEWS).sum())
+            receipts.append(Receipt(accepted, duplicates, tuple(sorted(bad)), held))
             self._count_receipt(batch, receipts[-1])
         return receipts
 

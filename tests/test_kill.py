@@ -287,7 +287,7 @@ def work(folder, seed, back):
             if rows:
                 store.append(columns(store, rows), position)
         elif operation[0] == "label":
-            store.label(label_columns(store, operation[1]), position)
+            store.label(label_columns(store, operation[1]), position, np.zeros(len(operation[1]), np.int64), 0)
         elif operation[0] == "checkpoint":
             store.checkpoint()
         elif store.meta.get("last_tick", 0) < operation[1]:

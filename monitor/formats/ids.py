@@ -32,6 +32,8 @@ class Hasher:
     def version(self, model: str, version: str) -> U64x2:
         """Return the mask of a version, shape (2,); id hash XOR mask is the key of a stored row.
 
-        So one look at an id serves every version of its model: a label needs no second hash.
+        So one look at an id serves every version of its model: a label needs no second hash. A lone surrogate, which a label
+        may name and no prediction has, makes a mask like any other.
         """
-        return np.frombuffer(self._digests([b"\1" + model.encode() + b"\0" + version.encode()]), "<u8").copy()
+        name = f"{model}\0{version}".encode("utf-8", "surrogatepass")
+        return np.frombuffer(self._digests([b"\1" + name]), "<u8").copy()

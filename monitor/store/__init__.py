@@ -11,15 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import DAY, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2
-from monitor.core.tables import GRID, LABEL, ROW, SCHEMA, Table
+from monitor.core.events import DAY, HOUR, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2, prob_of
+from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, PICKED, ROW, SCHEMA, Table
 from monitor.formats.ids import Hasher
+from monitor.store import early
+from monitor.store.early import EARLY, Early, better
 from monitor.store.files import safe_name
 from monitor.store.index import MAX_SLOTS, Index
 from monitor.store.log import Log, StateError
+from monitor.store.passing import Passing
 from monitor.store.ring import Ring
 
-__all__ = ["NEWS", "OLD_NEWS", "TOO_OLD", "UNKNOWN", "Full", "Span", "StateError", "Store"]
+__all__ = [
+    "HELD",
+    "NEWS",
+    "NOT_SAMPLED",
+    "OLD_NEWS",
+    "REFUSED",
+    "TOO_OLD",
+    "UNKNOWN",
+    "UNLIKE",
+    "Full",
+    "Span",
+    "StateError",
+    "Store",
+]
 
 FIRST_CAPACITY = 1 << 16
 VERSIONS_PER_MODEL = 16
@@ -28,10 +44,28 @@ _KEPT_DAYS = 400
 _HITS_PER_CHECKPOINT = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "ceph", "glusterfs", "afs")
 
-UNKNOWN, TOO_OLD, OLD_NEWS, NEWS = range(4)
-"""What became of a label: no such prediction, past its corrections, nothing new, stored."""
+UNKNOWN, NOT_SAMPLED, TOO_OLD, UNLIKE, OLD_NEWS, HELD, NEWS = range(7)
+"""What became of a label: no such prediction, one that did not wait, one past its corrections or with another `label_prob`,
+nothing new, held until its prediction comes, stored."""
+REFUSED = {UNKNOWN: "unknown_id", NOT_SAMPLED: "not_sampled", TOO_OLD: "too_old", UNLIKE: "label_prob"}
+"""The reasons of labels that were not taken."""
 
 HIT = np.dtype([("row", "<i8"), ("label", LABEL)])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the samplers drew for predictions, columns of length n.
+
+    Which wait for their label and with which probability they were to (codes of `prob_code`), what the audit drew and with
+    which probability (codes), and until when (ms) a picked one is listed.
+    """
+
+    waits: Bools
+    wait_prob: NDArray[np.uint16]
+    audit: NDArray[np.uint8]
+    label_prob: NDArray[np.uint16]
+    until: Ints
 
 
 class Full(Exception):
@@ -125,11 +159,14 @@ class Store:
         self.head, self.tail = int(meta["head"]), int(meta["tail"])
         self._remove_orphans()
         self._check_files()
+        self.passing = Passing(self.folder, int(meta.get("passing_counted", 0)), int(meta.get("passing_tail", 0)), self.durable)
+        self.passed = self.log.passed()
         self.ring = Ring(self.folder, meta["generation"], meta["capacity"], self.durable)
         try:
             self._replay()
         except BaseException:
             self.ring.close()
+            self.passing.close()
             raise
 
     def _replay(self) -> None:
@@ -144,6 +181,9 @@ class Store:
         self.keep_from: dict[int, int] = {}
         self.left: dict[int, int] = {int(v): day for v, day in json.loads(meta.get("left", "{}")).items()}
         self.touched: set[tuple[int, int]] = set()
+        self.changed: set[tuple[int, int]] = set(self.closed)
+        self.refused = {"unknown_id": 0, "not_sampled": 0, "label_prob": 0}
+        self.early = Early(self.log.db)
         self.newest: dict[int, int] = {}
         self.conflicts = self.overflown_combos = 0
         self.corrections = {"0_to_1": 0, "1_to_0": 0}
@@ -226,50 +266,138 @@ class Store:
                 new.append(name)
         return refused
 
-    def append(self, p: Predictions, positions: Mapping[str, str]) -> Bools:
+    def append(
+        self,
+        p: Predictions,
+        positions: Mapping[str, str],
+        drawn: Drawn | None = None,
+    ) -> Bools:
         """Store predictions and return which were new; on return they are on the disk.
 
         Of several with the same id the first wins, whenever it came; others with different content are counted as
-        conflicts. `positions` are committed with the rows.
+        conflicts. `positions` are committed with the rows. `drawn` says which of them wait for their label (None: all).
+        A new row takes the label that was held for it, or that another version of its model has for the same id.
         """
-        new_versions = self.versions.new(p.version.used())
-        new_combos, new_policies = (
-            book.new(column.used())[: max(0, _MAX_CODES - len(book.names))]
-            for book, column in ((self.combos, p.combo), (self.policies, p.policy))
-        )
-        masks = self._masks + [self.hasher.version(*name) for name in new_versions]
-        version = self._codes(self.versions, new_versions, p.version)
+        books = (self.versions, self.combos, self.policies)
+        new = {self.versions: self.versions.new(p.version.used())}
+        for book, column in ((self.combos, p.combo), (self.policies, p.policy)):
+            new[book] = book.new(column.used())[: max(0, _MAX_CODES - len(book.names))]
+        masks = self._masks + [self.hasher.version(*name) for name in new[self.versions]]
+        version = self._codes(self.versions, new[self.versions], p.version)
         keys = p.ids ^ np.array(masks, np.uint64).reshape(-1, 2)[version]
         rows = np.zeros(len(p), ROW)
         rows["h1"], rows["h2"], rows["ts"], rows["score"] = keys[:, 0], keys[:, 1], p.ts, p.score
         rows["version"], rows["verdict"] = version, p.verdict
-        for name, column in (("label_prob", p.label_prob), ("cluster", p.cluster)):
-            rows[name] = 0 if column is None else column
-        rows["combo"] = self._codes(self.combos, new_combos, p.combo)
-        rows["policy"] = self._codes(self.policies, new_policies, p.policy)
+        rows["combo"] = self._codes(self.combos, new[self.combos], p.combo)
+        rows["policy"] = self._codes(self.policies, new[self.policies], p.policy)
+        for name, given in (("label_prob", p.label_prob), ("cluster", p.cluster)):
+            rows[name] = 0 if given is None else given
+        waits = np.ones(len(p), bool)
+        if drawn is not None:
+            waits, rows["wait_prob"], rows["audit"] = drawn.waits, drawn.wait_prob, drawn.audit
+            rows["label_prob"] = np.where(drawn.audit != NO_AUDIT, drawn.label_prob, rows["label_prob"])
         fresh = self._fresh(rows, keys)
-        added = rows if fresh.all() else rows[fresh]
+        at = np.flatnonzero(fresh & waits)
+        added = rows if len(at) == len(rows) else rows[at]
         self._make_room(len(added))
         if len(added):
             self.ring.write(self.tail, added)
         tail = self.tail + len(added)
-        late = _days_of(np.unique((added["version"].astype(np.int64) << 32) | (added["ts"] // DAY))) & self.closed.keys()
+        passed = rows[fresh & ~waits]
+        if len(passed):
+            self.passing.write(passed)
+        hits, slots = self._labels_for(added, p.ids[at], masks, [*self.versions.names, *new[self.versions]])
+        touched = _days_of(np.unique((rows["version"][fresh].astype(np.int64) << 32) | (rows["ts"][fresh] // DAY)))
+        late = touched & self.closed.keys()
         with self.log.transaction():
             self.log.db.executemany("insert or ignore into recount values (?, ?)", late)
-            for book, names in ((self.versions, new_versions), (self.combos, new_combos), (self.policies, new_policies)):
-                self.log.add_codes(book.kind, len(book.names), names)
-            self.log.set_meta({"tail": tail})
+            for book in books:
+                self.log.add_codes(book.kind, len(book.names), new[book])
+            self.log.set_meta({"tail": tail, "passing_tail": self.passing.tail + len(passed)})
+            if len(hits):
+                self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
+                self.early.use(self.log.db, slots)
+            if drawn is not None and (picked := np.flatnonzero(fresh & (drawn.audit == PICKED))).size:
+                self._put_picks(p.take(picked), rows[picked], drawn.until[picked])
             self.log.set_positions(positions)
-        for book, names in ((self.versions, new_versions), (self.combos, new_combos), (self.policies, new_policies)):
-            book.extend(names)
+        for book in books:
+            book.extend(new[book])
         self._masks = masks
         self.positions.update(positions)
+        self.passing.advance(len(passed))
         if len(added):
             self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail))
-            self.touched |= self._extend_spans(self.tail, added)
-            self.recount |= late
+            self._extend_spans(self.tail, added)
             self.tail = tail
+            if len(hits):
+                self.early.held["used"][slots] = True
+                day = (added["version"].astype(np.int64) << 32) | (added["ts"] // DAY)
+                self._count_labels(
+                    np.full(len(hits), -1, np.int8), hits["label"]["outcome"], day[hits["row"] - (tail - len(added))]
+                )
+                self._apply(hits)
+        self.touched |= touched
+        self.changed |= touched
+        self.recount |= late
         return fresh
+
+    def _labels_for(
+        self, rows: NDArray[Any], ids: U64x2, masks: Sequence[U64x2], names: Sequence[tuple[str, str]]
+    ) -> tuple[NDArray[Any], Ints]:
+        """Return the labels (HIT) that wait for the new rows, and the slots of the held ones among them.
+
+        A label that named no version is for all of them, those to come as well.
+        """
+        found, slots = [], []
+        if len(self.early) and len(rows):
+            keys = np.stack((rows["h1"], rows["h2"]), axis=1)
+            for slot, named in ((self.early.find(ids), 0), (self.early.find(keys), NAMED)):
+                at = np.flatnonzero(slot >= 0)
+                held = self.early.held[slot[at]]
+                found.append((at, held["ts"], held["label"], named))
+                slots.append(slot[at])
+        version = rows["version"]
+        for v in np.unique(version).tolist():
+            mine = np.flatnonzero(version == v)
+            for other in self.versions_of(names[v][0]):
+                if other == v:
+                    continue
+                slot = self._find(ids[mine] ^ masks[other])
+                have = slot >= 0
+                have[have] = (self.ring.labels["outcome"][slot[have]] >= 0) & (self.ring.labels["label_prob"][slot[have]] < NAMED)
+                said = self.ring.labels[slot[have]]
+                found.append((mine[have], self.ring.rows["ts"][slot[have]] + said["delta"].astype(np.int64) * SECOND, said, 0))
+        return self._winners(rows, found), np.unique(np.concatenate(slots)) if slots else np.empty(0, np.int64)
+
+    def _winners(self, rows: NDArray[Any], found: list[tuple[Any, Ints, NDArray[Any], int]]) -> NDArray[Any]:
+        """Return one label (HIT) for each new row that has any: of (positions, times, labels, NAMED or 0) the one that wins."""
+        found = [f for f in found if len(f[0])]
+        if not found:
+            return np.empty(0, HIT)
+        at = np.concatenate([f[0] for f in found])
+        said = np.concatenate([f[2] for f in found])
+        said["delta"] = _delta(np.concatenate([f[1] for f in found]) - rows["ts"][at])
+        said["label_prob"] = (said["label_prob"] & ~np.uint16(NAMED)) | np.concatenate(
+            [np.full(len(f[0]), f[3], np.uint16) for f in found]
+        )
+        like = _alike(rows["label_prob"][at], said["label_prob"])
+        self.refused["label_prob"] += int((~like).sum())
+        at, said = at[like], said[like]
+        win = _last_of(at, said["revision"], said["delta"])
+        hits = np.zeros(len(win), HIT)
+        hits["row"], hits["label"] = self.tail + at[win], said[win]
+        return hits
+
+    def _put_picks(self, p: Predictions, rows: NDArray[Any], until: Ints) -> None:
+        assert p.sent is not None
+        names = [p.version.names[c] for c in p.version.codes]
+        keys = zip(*(rows[h].view(np.int64).tolist() for h in ("h1", "h2")), strict=True)
+        prob = prob_of(rows["label_prob"]).tolist()
+        values = zip(keys, names, p.sent.tolist(), p.ts.tolist(), p.score.tolist(), prob, until.tolist(), strict=True)
+        self.log.db.executemany(
+            "insert or ignore into picks values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((*key, *name, sent.decode(), *rest) for key, name, sent, *rest in values),
+        )
 
     def _codes(self, book: Book, new: list[Any], column: Coded) -> NDArray[np.int64]:
         later = {name: len(book.names) + i for i, name in enumerate(new)}
@@ -297,6 +425,11 @@ class Store:
             again = stored & fresh
             self.conflicts += _differ(rows[again], self.ring.rows[slots[again]])
             fresh &= ~stored
+        slots = self.passing.find(keys)
+        if (passed := slots >= 0).any():
+            again = passed & fresh
+            self.conflicts += _differ(rows[again], self.passing.rows[slots[again]])
+            fresh &= ~passed
         return fresh
 
     def require_room(self, p: Predictions) -> None:
@@ -330,27 +463,39 @@ class Store:
         elif self.index.used + n > 0.6 * len(self.index.entries):
             self._reindex(n)
 
-    def label(self, labels: Labels, positions: Mapping[str, str]) -> NDArray[np.int8]:
-        """Store labels and return for each UNKNOWN, TOO_OLD, OLD_NEWS or NEWS; on return they are on the disk.
+    def label(self, labels: Labels, positions: Mapping[str, str], until: Ints, now: int) -> NDArray[np.int8]:
+        """Store labels and return what became of each (UNKNOWN to NEWS); on return they are on the disk.
 
         A label without version goes to every version of its model that has the id. Highest revision wins, else the
-        newest `ts`, else the later arrival. A label that changes a closed day marks it for recount.
+        newest `ts`, else the later arrival. A label that changes a closed day marks it for recount. One whose prediction
+        is not there is held for it until `until`, unless that is past.
         """
         became = np.full(len(labels), UNKNOWN, np.int8)
         which, slots = [], []
+        keys = labels.ids.copy()
+        named = np.zeros(len(labels), np.uint16)
         for code, (model, version) in enumerate(labels.version.names):
             at = np.flatnonzero(labels.version.codes == code)
-            named = [self.versions.code[model, version]] if (model, version) in self.versions.code else []
-            for v in self.versions_of(model) if version is None else named:
-                slot = self._find(labels.ids[at] ^ self._masks[v])
+            if version is not None:
+                keys[at] ^= self.hasher.version(model, version)
+                named[at] = NAMED
+            known = [self.versions.code[model, version]] if (model, version) in self.versions.code else []
+            for v in self.versions_of(model) if version is None else known:
+                key = labels.ids[at] ^ self._masks[v]
+                slot = self._find(key)
+                became[at[(slot < 0) & self.passing.has(key)]] = NOT_SAMPLED
                 hit = at[slot >= 0]
                 slot = slot[slot >= 0]
                 kept = self.ring.rows["ts"][slot] // DAY >= max(self.keep_from.get(v, 0), self.left.get(v, 0))
                 became[hit[~kept]] = np.maximum(became[hit[~kept]], TOO_OLD)
                 which.append(hit[kept])
                 slots.append(slot[kept])
-        hits = self._hits_of(labels, np.concatenate(which), np.concatenate(slots), became) if which else np.empty(0, HIT)
-        if len(hits) or positions:
+        prob = named if labels.label_prob is None else labels.label_prob | named
+        hits = np.empty(0, HIT)
+        if which:
+            hits = self._hits_of(labels, prob, np.concatenate(which), np.concatenate(slots), became)
+        early = self._to_hold(labels, prob, keys, until, now, became)
+        if len(hits) or len(early) or positions:
             slot = hits["row"] % self.ring.capacity
             rows, old = self.ring.rows[slot], self.ring.labels["outcome"][slot]
             day = (rows["version"].astype(np.int64) << 32) | (rows["ts"] // DAY)
@@ -359,10 +504,14 @@ class Store:
             with self.log.transaction():
                 if len(hits):
                     self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
+                gone = self.early.hold(self.log.db, early)
                 self.log.db.executemany("insert or ignore into recount values (?, ?)", late)
                 self.log.set_positions(positions)
+            self._early_left(gone)
+            self.early.settle(early)
             self.recount |= late
             self.touched |= changed
+            self.changed |= _days_of(np.unique(day))
             self.positions.update(positions)
             self._count_labels(old, hits["label"]["outcome"], day)
             self._apply(hits)
@@ -370,26 +519,60 @@ class Store:
                 self.checkpoint()
         return became
 
-    def _hits_of(self, labels: Labels, which: NDArray[np.int64], slots: Ints, became: NDArray[np.int8]) -> NDArray[Any]:
+    def _to_hold(
+        self, labels: Labels, prob: NDArray[np.uint16], keys: U64x2, until: Ints, now: int, became: NDArray[np.int8]
+    ) -> NDArray[Any]:
+        """Return the labels (EARLY) to hold for their predictions; note in `became` which are and which say nothing new."""
+        at = np.flatnonzero((became == UNKNOWN) & (until > now))[-early.CAPACITY :]
+        if not len(at):
+            return np.empty(0, EARLY)
+        new = np.zeros(len(at), EARLY)
+        new["h1"], new["h2"], new["ts"], new["until"] = keys[at, 0], keys[at, 1], labels.ts[at], until[at]
+        new["label"]["outcome"], new["label"]["revision"], new["label"]["label_prob"] = (
+            labels.label[at],
+            labels.revision[at],
+            prob[at],
+        )
+        became[at] = OLD_NEWS
+        _, group = np.unique(new[["h1", "h2"]], return_inverse=True)
+        win = np.sort(_last_of(group.ravel(), new["label"]["revision"], new["ts"]))
+        at, new = at[win], new[win]
+        slot = self.early.find(np.stack((new["h1"], new["h2"]), axis=1))
+        old = self.early.held[slot]
+        keep = (slot < 0) | (better(old, new) & ((old["ts"] != new["ts"]) | (old["label"] != new["label"])))
+        became[at[keep]] = HELD
+        held: NDArray[Any] = new[keep]
+        return held
+
+    def _early_left(self, gone: NDArray[Any]) -> None:
+        """Forget held labels and count those that no prediction took."""
+        self.refused["not_sampled" if self.passing.tail else "unknown_id"] += int((~gone["used"]).sum())
+        self.early.drop(gone)
+
+    def _hits_of(
+        self, labels: Labels, prob: NDArray[np.uint16], which: NDArray[np.int64], slots: Ints, became: NDArray[np.int8]
+    ) -> NDArray[Any]:
         """Return the labels that win, one per row, and note in `became` which did and which said nothing new."""
+        like = _alike(self.ring.rows["label_prob"][slots], prob[which])
+        became[which[~like]] = np.maximum(became[which[~like]], UNLIKE)
+        which, slots = which[like], slots[like]
         became[which] = np.maximum(became[which], OLD_NEWS)
-        delta = np.clip((labels.ts[which] - self.ring.rows["ts"][slots]) // SECOND, -(2**31) + 1, 2**31 - 1)
-        order = np.lexsort((which, delta, labels.revision[which], slots))
-        last = np.ones(len(order), bool)
-        last[:-1] = slots[order][1:] != slots[order][:-1]
-        win = order[last]
+        delta = _delta(labels.ts[which] - self.ring.rows["ts"][slots])
+        # Of labels that agree in revision and time the last one in the request won, so `which` decides.
+        order = np.argsort(which, kind="stable")
+        win = order[_last_of(slots[order], labels.revision[which[order]], delta[order])]
         which, slots, delta = which[win], slots[win], delta[win]
         old = self.ring.labels[slots]
         revision = labels.revision[which].astype(np.int64)
         newer = (revision > old["revision"]) | ((revision == old["revision"]) & (delta >= old["delta"]))
         same = (old["outcome"] == labels.label[which]) & (old["revision"] == revision) & (old["delta"] == delta)
-        keep = (old["outcome"] < 0) | (newer & ~same)
+        keep = (old["outcome"] < 0) | (newer & ~(same & (old["label_prob"] == prob[which])))
         became[which[keep]] = NEWS
         hits = np.zeros(int(keep.sum()), HIT)
-        at = slots[keep]
-        hits["row"] = self.head + (at - self.head) % self.ring.capacity
+        hits["row"] = self.head + (slots[keep] - self.head) % self.ring.capacity
         hits["label"]["outcome"] = labels.label[which[keep]]
         hits["label"]["revision"] = revision[keep]
+        hits["label"]["label_prob"] = prob[which[keep]]
         hits["label"]["delta"] = delta[keep]
         return hits
 
@@ -441,12 +624,14 @@ class Store:
         keep_from: Mapping[int, int],
         entries: Sequence[tuple[str, str, str, dict[str, Any]]],
         meta: Mapping[str, Any],
+        passed: Mapping[tuple[int, str, int], Mapping[str, Table]] | None = None,
     ) -> list[Entry]:
         """Commit a tick as one transaction: final day tables, journal entries, the tick itself, and the rows that may leave.
 
         `keep_from` says for each version from which day on its rows are still needed for corrections; rows of other
         versions, whose models are no longer configured, may leave. Final tables are kept for 400 days. Days of which rows
-        left stay past their corrections, whatever it says later: counted again they would lose those rows.
+        left stay past their corrections, whatever it says later: counted again they would lose those rows. `passed` are the
+        tables, by version and "day" or "hour", into which all rows that do not wait were counted.
         """
         closed = self.closed | {k: (t["all"].n, t["all"].labelled) for k, t in days.items()}
         head = self._new_head(closed, keep_from, self.recount - days.keys())
@@ -454,6 +639,11 @@ class Store:
         for (version, day), span in self.spans.items():
             if span.first < head:
                 left[version] = max(left.get(version, 0), day + 1)
+        over = [
+            k
+            for k in {*self.passed, *(passed or {})}
+            if k[2] < (keep_from.get(k[0], now // DAY) if k[1] == "day" else now // HOUR - 48)
+        ]
         with self.log.transaction():
             for (version, day), tables in days.items():
                 self.log.put_day(version, day, tables)
@@ -461,6 +651,14 @@ class Store:
             self.log.set_meta({"head": head, "last_tick": now, "left": json.dumps(left), **meta})
             if past := {k for k in closed if k[1] < now // DAY - _KEPT_DAYS and k not in self.spans}:
                 self.log.db.executemany("delete from days where version = ? and day = ?", past)
+            self._put_passed(passed or {})
+            self.log.db.executemany("delete from passed where version = ? and kind = ? and at = ?", over)
+            self.log.db.execute("delete from picks where until <= ?", (now,))
+            gone = self.early.expired(self.log.db, now)
+        self._settle_passed(passed or {})
+        for key in over:
+            del self.passed[key]
+        self._early_left(gone)
         self.closed, self.left = {k: v for k, v in closed.items() if k not in past}, left
         self.recount -= days.keys()
         self.touched.clear()
@@ -469,6 +667,32 @@ class Store:
         if head != self.head:
             self._leave(head)
         return added
+
+    def record_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
+        """Commit tables into which all rows that do not wait were counted, between two ticks, to make room for more."""
+        with self.log.transaction():
+            self._put_passed(passed)
+        self._settle_passed(passed)
+
+    def _put_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
+        for key, tables in passed.items():
+            self.log.put_passed(*key, tables)
+        self.log.set_meta({"passing_counted": self.passing.tail})
+
+    def _settle_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
+        self.passed |= {key: dict(tables) for key, tables in passed.items()}
+        self.passing.counted = self.passing.tail
+
+    def picks(self, model: str) -> list[dict[str, Any]]:
+        """Return the predictions of a model that were picked for review and have no label yet, newest first."""
+        query = "select h1, h2, version, id, ts, score, label_prob from picks where model = ? order by ts desc, id"
+        stored = self.log.db.execute(query, (model,)).fetchall()
+        if not stored:
+            return []
+        slots = self._find(np.array([row[:2] for row in stored], np.int64).view(np.uint64))
+        waits = (slots >= 0) & (self.ring.labels["outcome"][slots] < 0)
+        names = ("version", "id", "ts", "score", "label_prob")
+        return [dict(zip(names, row[2:], strict=True)) for row, open_ in zip(stored, waits.tolist(), strict=True) if open_]
 
     def _new_head(
         self, closed: Mapping[tuple[int, int], Any], keep_from: Mapping[int, int], recount: set[tuple[int, int]]
@@ -501,12 +725,33 @@ class Store:
         """Checkpoint and close all files."""
         self.checkpoint()
         self.ring.close()
+        self.passing.close()
         self.log.close()
 
 
 def _days_of(keys: Ints) -> set[tuple[int, int]]:
     """Return the (version, day) pairs of keys version << 32 | day."""
     return {(k >> 32, k & 0xFFFFFFFF) for k in keys.tolist()}
+
+
+def _delta(ms: Ints) -> Ints:
+    """Return the seconds of label times after their predictions, within what a label record holds."""
+    return np.clip(ms // SECOND, -(2**31) + 1, 2**31 - 1)
+
+
+def _alike(row: NDArray[np.uint16], label: NDArray[np.uint16]) -> Bools:
+    """Return where prediction and label do not give two different `label_prob`."""
+    label = label & ~np.uint16(NAMED)
+    alike: Bools = (row == 0) | (label == 0) | (row == label)
+    return alike
+
+
+def _last_of(key: Ints, revision: NDArray[Any], time: Ints) -> Ints:
+    """Return for each key the position of the label that wins: highest revision, else newest time, else the last."""
+    order = np.lexsort((np.arange(len(key)), time, revision, key))
+    last = np.ones(len(order), bool)
+    last[:-1] = key[order][1:] != key[order][:-1]
+    return order[last]
 
 
 def _repeats(keys: U64x2) -> bool:

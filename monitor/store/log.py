@@ -27,6 +27,12 @@ create table if not exists codes (kind text, code integer, name text not null, p
 create table if not exists days (version integer, day integer, n integer, labelled integer, tables blob not null,
                                  primary key (version, day)) without rowid;
 create table if not exists recount (version integer, day integer, primary key (version, day)) without rowid;
+create table if not exists early (h1 integer, h2 integer, ts integer, until integer, outcome integer, revision integer,
+                                  label_prob integer, used integer, primary key (h1, h2));
+create table if not exists picks (h1 integer, h2 integer, model text, version text, id text, ts integer, score real,
+                                  label_prob real, until integer, primary key (h1, h2));
+create table if not exists passed (version integer, kind text, at integer, tables blob not null,
+                                   primary key (version, kind, at)) without rowid;
 create table if not exists journal (seq integer primary key, at integer, who text, kind text, model text, version text,
                                     body text, previous text);
 """
@@ -99,7 +105,7 @@ class Log:
 
     def put_day(self, version: int, day: int, tables: Mapping[str, Table]) -> None:
         """Store the final tables of a day; inside a transaction."""
-        blob = msgspec.msgpack.encode({name: _packed(t) for name, t in tables.items()})
+        blob = _blob(tables)
         n, labelled = tables["all"].n, tables["all"].labelled
         self.db.execute("insert or replace into days values (?, ?, ?, ?, ?)", (version, day, n, labelled, blob))
         self.db.execute("delete from recount where version = ? and day = ?", (version, day))
@@ -109,7 +115,15 @@ class Log:
         row = self.db.execute("select tables from days where version = ? and day = ?", (version, day)).fetchone()
         if row is None:
             raise KeyError((version, day))
-        return {name: _unpacked(parts) for name, parts in msgspec.msgpack.decode(row[0]).items()}
+        return _unblob(row[0])
+
+    def put_passed(self, version: int, kind: str, at: int, tables: Mapping[str, Table]) -> None:
+        """Store the tables of the rows of a day or an hour that did not wait; inside a transaction."""
+        self.db.execute("insert or replace into passed values (?, ?, ?, ?)", (version, kind, at, _blob(tables)))
+
+    def passed(self) -> dict[tuple[int, str, int], dict[str, Table]]:
+        """Return the tables of rows that did not wait by (version, day or hour, which)."""
+        return {(v, kind, at): _unblob(blob) for v, kind, at, blob in self.db.execute("select * from passed")}
 
     def closed(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Return {(version, day): (rows, labelled)} of all closed days."""
@@ -156,6 +170,14 @@ class Log:
     def close(self) -> None:
         """Close the database."""
         self.db.close()
+
+
+def _blob(tables: Mapping[str, Table]) -> bytes:
+    return msgspec.msgpack.encode({name: _packed(t) for name, t in tables.items()})
+
+
+def _unblob(blob: bytes) -> dict[str, Table]:
+    return {name: _unpacked(parts) for name, parts in msgspec.msgpack.decode(blob).items()}
 
 
 def _packed(t: Table) -> list[Any]:

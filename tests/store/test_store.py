@@ -71,7 +71,8 @@ def append(store, ids, positions=(), **columns):
 
 def label(store, *given, positions=()):
     """Store labels and return what became of each."""
-    return store.label(labels(store, *given), dict(positions)).tolist()
+    said = labels(store, *given)
+    return store.label(said, dict(positions), np.zeros(len(said), np.int64), 0).tolist()
 
 
 def close(store, now, days, keep_from, entries=()):

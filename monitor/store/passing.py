@@ -1,0 +1,109 @@
+"""passing.bin: a short ring of the predictions that do not wait for a label, until they are counted and a while longer."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.core.events import Bools, Ints, U64x2
+from monitor.core.tables import ROW
+from monitor.store.index import Index
+
+CAPACITY = 1 << 18
+
+
+class Passing:
+    """Rows `counted` to `tail` - 1 are not in any stored table yet; older ones are kept to know a repeated id by.
+
+    The log says how far `tail` and `counted` are. The file appears with the first row.
+    """
+
+    def __init__(self, folder: Path, counted: int, tail: int, durable: bool = True) -> None:
+        self.path, self.durable = folder / "passing.bin", durable
+        self.counted, self.tail = counted, tail
+        self._fd = -1
+        self.rows: NDArray[Any] = np.empty(0, ROW)
+        self.index = Index(1)
+        if tail:
+            self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o640)
+        # Blocks are taken now: reading a mapped page that a full disk does not have would kill the process with SIGBUS.
+        os.posix_fallocate(self._fd, 0, CAPACITY * ROW.itemsize)
+        if self.durable:
+            os.fsync(self._fd)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self.rows = np.memmap(self.path, ROW, "r", shape=(CAPACITY,)).view(np.ndarray)
+        self._reindex()
+
+    def _reindex(self) -> None:
+        self.index = Index(2 * CAPACITY)
+        for _, slots in self._pieces(max(0, self.tail - CAPACITY), self.tail):
+            self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), np.arange(slots.start, slots.stop, dtype=np.int64))
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
+        while first < last:
+            at = first % CAPACITY
+            n = min(last - first, CAPACITY - at)
+            yield first, slice(at, at + n)
+            first += n
+
+    @property
+    def room(self) -> int:
+        """Return how many rows may come before those that are there have to be counted."""
+        return CAPACITY - (self.tail - self.counted)
+
+    def write(self, rows: NDArray[Any]) -> None:
+        """Write rows after the tail and flush them to the disk; they exist once the log says so. At most `room` rows."""
+        assert len(rows) <= self.room
+        if self._fd < 0:
+            self._open()
+        for number, slots in self._pieces(self.tail, self.tail + len(rows)):
+            view = memoryview(rows[number - self.tail : number - self.tail + slots.stop - slots.start].tobytes())
+            offset = slots.start * ROW.itemsize
+            while view:
+                written = os.pwrite(self._fd, view, offset)
+                view, offset = view[written:], offset + written
+        if self.durable:
+            os.fdatasync(self._fd)
+
+    def advance(self, n: int) -> None:
+        """Take in n rows that were written and committed."""
+        if not n:
+            return
+        first, self.tail = self.tail, self.tail + n
+        if self.index.used + n > 0.6 * len(self.index.entries):
+            self._reindex()
+            return
+        for _, slots in self._pieces(first, self.tail):
+            self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), np.arange(slots.start, slots.stop, dtype=np.int64))
+
+    def find(self, keys: U64x2) -> Ints:
+        """Return the slot of each key among the rows that are there, or -1."""
+        if not self.tail:
+            return np.full(len(keys), -1, np.int64)
+        return self.index.find(keys, self.rows.__getitem__, lambda slots: np.ones(len(slots), bool))
+
+    def has(self, keys: U64x2) -> Bools:
+        """Return which keys are among the rows that are there."""
+        there: Bools = self.find(keys) >= 0
+        return there
+
+    def uncounted(self) -> Iterator[NDArray[Any]]:
+        """Yield the rows that are in no stored table yet, in pieces."""
+        for _, slots in self._pieces(self.counted, self.tail):
+            yield self.rows[slots]
+
+    def close(self) -> None:
+        """Close the file, once."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
