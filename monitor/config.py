@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 
 from monitor.core.days import MATURE, RECENT
-from monitor.core.events import DAY, HOUR, MINUTE, SECOND
+from monitor.core.events import DAY, HOUR, MINUTE, NONE, SECOND, VERDICTS
 from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
-from monitor.core.readings import ACTING
+from monitor.core.readings import ACTING, LabelRule
 from monitor.core.rules import ACTIONS, SEVERITIES, SHIPPED, Rule
 
 ROLES = ("live", "canary", "shadow")
@@ -35,7 +35,7 @@ VOLUME = "policy_volume"
 HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
-LATER = {"verdicts", "review", "inherit", "false_alarms_per_year", "detectors", "features"}
+LATER = {"inherit", "false_alarms_per_year", "detectors", "features"}
 """Keys that a later version will have."""
 LATER_SOURCES = {"kafka", "nats", "redis", "postgres"}
 
@@ -85,17 +85,45 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictLabels:
+    """How outcomes come after one verdict: the horizon in ms (None: never, the outcome is prevented), what none means."""
+
+    horizon: int | None
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
 class Labels:
-    """How long a day waits for its labels, what none at the horizon means, how long a label may still change (ms)."""
+    """How long a day waits for its labels, what none at the horizon means, how long a label may still change (ms).
+
+    `verdicts` holds the verdicts after which outcomes come differently.
+    """
 
     horizon: int = 30 * DAY
     missing: str = "unknown"
     corrections: int = 28 * DAY
+    verdicts: Mapping[str, VerdictLabels] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Return the longest horizon of all verdicts in ms: a day is mature that long after it ended."""
+        return max([self.horizon, *(v.horizon for v in self.verdicts.values() if v.horizon is not None)])
+
+    @property
+    def rules(self) -> tuple[LabelRule, ...]:
+        """Return what a missing label means, by verdict code (the order of events.VERDICTS)."""
+        own = VerdictLabels(self.horizon, self.missing)
+        found = (self.verdicts.get(verdict, own) for verdict in VERDICTS)
+        return tuple(LabelRule(v.missing, never=v.horizon is None) for v in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live."""
+    """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live.
+
+    `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
+    expected (None: nobody said), which only the plan of `check` reads.
+    """
 
     name: str
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +135,8 @@ class Model:
     mode: str = "off"
     rules: tuple[Rule, ...] = tuple(SHIPPED.values())
     idle_after: int = 24 * HOUR
+    review: int = 0
+    per_day: int | None = None
 
     def role(self, version: str) -> str:
         """Return live, canary or shadow."""
@@ -374,8 +404,15 @@ def _some_time(value: Any, at: _At) -> int:
 
 def _horizon(value: Any, at: _At) -> int:
     if value == "never":
-        raise _Wrong("not available yet, write a duration such as 12h or 90d")
+        raise _Wrong("write a duration such as 12h or 90d, and never for a verdict: verdicts: {block: {horizon: never}}")
     return _duration(value, at)
+
+
+def _verdict_horizon(value: Any, at: _At) -> int | None:
+    try:
+        return None if value == "never" else _duration(value, at)
+    except _Wrong as e:
+        raise _Wrong(f"{e.remedy}, or never") from None
 
 
 def _amount(units: Mapping[str, int], example: str, most: int) -> Reader:
@@ -395,6 +432,7 @@ def _amount(units: Mapping[str, int], example: str, most: int) -> Reader:
 _COUNTS = {"G": 1_000_000_000, "M": 1_000_000, "k": 1_000}
 _SIZES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "GB": 1000**3, "MB": 1000**2, "kB": 1000}
 _count = _amount(_COUNTS, "500 or 20k", 1_000_000_000)
+_expected = _amount(_COUNTS, "20k or 2M", 100_000_000_000)
 
 
 def _number(value: Any, at: _At) -> float:
@@ -541,9 +579,53 @@ def _waiting(value: Any, at: _At) -> int:
     return int(given.get("rows", Config().waiting_rows))
 
 
+_UNSAID = VerdictLabels(-1, "")
+"""An entry by verdict while the file is read: what it leaves out follows the model, which may still override `defaults`."""
+
+
+def _verdicts(before: Mapping[str, VerdictLabels]) -> Reader:
+    def entry(verdict: str) -> Reader:
+        readers = {"horizon": _verdict_horizon, "missing": _one_of(*MISSING)}
+        return lambda value, at: replace(before.get(verdict, _UNSAID), **_fields(value, at, readers))
+
+    readers = {verdict: entry(verdict) for verdict in VERDICTS[:NONE]}
+    remedy = "write a mapping such as {block: {horizon: never}}"
+    return lambda value, at: {**before, **_fields(value, at, readers, remedy)}
+
+
 def _labels(before: Labels) -> Reader:
-    readers = {"horizon": _horizon, "missing": _one_of(*MISSING), "corrections": _duration}
+    readers = {
+        "horizon": _horizon,
+        "missing": _one_of(*MISSING),
+        "corrections": _duration,
+        "verdicts": _verdicts(before.verdicts),
+    }
     return lambda value, at: replace(before, **_fields(value, at, readers))
+
+
+def _said(labels: Labels) -> Labels:
+    """Return labels whose entries by verdict say what they left out."""
+    return replace(
+        labels,
+        verdicts={
+            verdict: VerdictLabels(labels.horizon if v.horizon == _UNSAID.horizon else v.horizon, v.missing or labels.missing)
+            for verdict, v in labels.verdicts.items()
+        },
+    )
+
+
+def _review(before: int) -> Reader:
+    def read(value: Any, at: _At) -> int:
+        if value == "off":
+            return 0
+        given = _fields(value, at, {"per_day": _count}, "write off or a mapping such as {per_day: 200}")
+        return int(given.get("per_day", before))
+
+    return read
+
+
+def _per_day(value: Any, at: _At) -> int | None:
+    return None if value is None else int(_expected(value, at))
 
 
 def _versions(value: Any, at: _At) -> dict[str, str]:
@@ -717,6 +799,7 @@ def _shared(before: Model) -> dict[str, Reader]:
     return {
         "mode": _one_of(*MODES, later=("propose",)),
         "labels": _labels(before.labels),
+        "review": _review(before.review),
         "idle_after": _some_time,
         "rules": _rules(before.rules),
     }
@@ -737,6 +820,7 @@ def _model(defaults: Model) -> Reader:
         "policies": _folder,
         "segments": _segments,
         "threshold": _threshold,
+        "per_day": _per_day,
         "waiting": _misplaced,
         **_shared(defaults),
     }
@@ -750,7 +834,7 @@ def _models(defaults: Model) -> Reader:
         for name, body in _mapping(value, at, "write at least one model such as fraud: {}").items():
             here = at.child(name)
             for model in _read(_model(defaults), body, here) if _read(_name, name, here) else ():
-                models[name] = replace(model, name=name)
+                models[name] = replace(model, name=name, labels=_said(model.labels))
         if not value:
             raise _Wrong("write at least one model such as fraud: {}", "no model")
         folders: dict[str, str] = {}
@@ -833,9 +917,15 @@ def _check(at: _At, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 def describe(config: Config, secrets: bool = False) -> str:
     """Return the effective configuration as YAML with every default visible; tokens of the file only with `secrets`."""
+    tree = effective(config, secrets)
+    return yaml.dump(tree, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+
+
+def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
+    """Return what `describe` writes as mappings, lists and scalars."""
     tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
     shown = {key: token if secrets or token is None else HIDDEN for key, token in tokens.items()}
-    tree = {
+    return {
         "state": str(config.state),
         "api": str(config.api),
         "metrics": str(config.metrics),
@@ -847,7 +937,6 @@ def describe(config: Config, secrets: bool = False) -> str:
         "hash": config.hash,
         "waiting": {"rows": _written(config.waiting_rows, _COUNTS)},
     }
-    return yaml.dump(tree, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
 def _written(n: int, units: Mapping[str, int], zero: str = "0") -> str | int:
@@ -867,21 +956,30 @@ def _describe_source(source: HttpSource | FileSource) -> dict[str, Any]:
 
 
 def _describe_model(model: Model) -> dict[str, Any]:
-    labels = model.labels
     return {
         "versions": dict(model.versions),
         "baseline": model.baseline and str(model.baseline),
         "policies": model.policies and str(model.policies),
         "segments": list(model.segments),
-        "labels": {
-            "horizon": _written(labels.horizon, _UNITS, "0s"),
-            "missing": labels.missing,
-            "corrections": _written(labels.corrections, _UNITS, "0s"),
-        },
+        "labels": _describe_labels(model.labels),
         "threshold": model.threshold,
+        "per_day": model.per_day and _written(model.per_day, _COUNTS),
         "mode": model.mode,
+        "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
         "idle_after": _written(model.idle_after, _UNITS),
+    }
+
+
+def _describe_labels(labels: Labels) -> dict[str, Any]:
+    return {
+        "horizon": _written(labels.horizon, _UNITS, "0s"),
+        "missing": labels.missing,
+        "corrections": _written(labels.corrections, _UNITS, "0s"),
+        "verdicts": {
+            verdict: {"horizon": "never" if v.horizon is None else _written(v.horizon, _UNITS, "0s"), "missing": v.missing}
+            for verdict, v in labels.verdicts.items()
+        },
     }
 
 

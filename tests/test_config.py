@@ -20,6 +20,7 @@ from monitor.config import (
     Labels,
     Model,
     Tokens,
+    VerdictLabels,
     describe,
     load,
     parse,
@@ -27,14 +28,16 @@ from monitor.config import (
 from monitor.core.events import DAY, HOUR, MINUTE, SECOND
 from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
+from monitor.core.readings import LabelRule
 from monitor.core.rules import SHIPPED, Rule
 
 BASE = Path("/base")
 SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
 NAMES = ", ".join(METRICS) + " or policy_volume"
 RULE_KEYS = "metric, basis, window, fires, resolves, min_n, hold, severity or action"
-MODEL_KEYS = "versions, baseline, policies, segments, threshold, mode, labels, idle_after or rules"
+MODEL_KEYS = "versions, baseline, policies, segments, threshold, per_day, mode, labels, review, idle_after or rules"
 LONG = "write a duration such as 15s, 12h or 7d, at most 3650d"
+COUNT = "write a whole number such as 500 or 20k, from 1 to 1000000000"
 A_NAME = 'write a name of 1 to 128 characters without control characters, " and \\'
 ADDRESS = "write host:port such as 127.0.0.1:8480 or [::1]:8480"
 RECALL = "metric: recall, fires: {below: 0.7}, resolves: {above: 0.75}"
@@ -173,7 +176,7 @@ SETTINGS = [
     ),
     ("defaults: {mode: propose}", "defaults.mode: found 'propose'; not available yet, write off or auto"),
     ("defaults: {mode: false}", "defaults.mode: found false; write off or auto"),
-    ("defaults: {segments: [a]}", "defaults.segments: found an unknown key; write mode, labels, idle_after or rules"),
+    ("defaults: {segments: [a]}", "defaults.segments: found an unknown key; write mode, labels, review, idle_after or rules"),
     (
         "defaults: {false_alarms_per_year: {critical: 0.25}}",
         "defaults.false_alarms_per_year: found a mapping; not available in this version, leave it out",
@@ -182,7 +185,10 @@ SETTINGS = [
 
 MODELS = [
     ("baselin: x", "baselin: found an unknown key; did you mean baseline?"),
-    ("review: {per_day: 200}", "review: found a mapping; not available in this version, leave it out"),
+    ("review: 200", "review: found 200; write off or a mapping such as {per_day: 200}"),
+    ("review: {per_day: 0}", f"review.per_day: found 0; {COUNT}"),
+    ("review: {per_days: 5}", "review.per_days: found an unknown key; did you mean per_day?"),
+    ("per_day: lots", "per_day: found 'lots'; write a whole number such as 20k or 2M, from 1 to 100000000000"),
     ("inherit: v7", "inherit: found 'v7'; not available in this version, leave it out"),
     ("features: {}", "features: found a mapping; not available in this version, leave it out"),
     ("waiting: {rows: 1M}", "waiting: found a mapping; write waiting at the top of the file, it is for all models together"),
@@ -201,11 +207,30 @@ MODELS = [
     ("segments: country", "segments: found 'country'; write a list such as [country, channel]"),
     ("segments: [a, 1]", "segments[1]: found 1; write a name; put it in quotes if it looks like a number"),
     ("segments: [a, b, a]", "segments: found 'a' more than once; write each segment once"),
-    ("labels: 30d", "labels: found '30d'; write a mapping with the keys horizon, missing or corrections"),
-    ("labels: {horizon: never}", "labels.horizon: found 'never'; not available yet, write a duration such as 12h or 90d"),
+    ("labels: 30d", "labels: found '30d'; write a mapping with the keys horizon, missing, corrections or verdicts"),
+    (
+        "labels: {horizon: never}",
+        "labels.horizon: found 'never'; write a duration such as 12h or 90d, and never for a verdict: "
+        "verdicts: {block: {horizon: never}}",
+    ),
     ("labels: {horizon: soon}", f"labels.horizon: found 'soon'; {LONG}"),
     ("labels: {missing: positive}", "labels.missing: found 'positive'; write negative or unknown"),
-    ("labels: {verdicts: {}}", "labels.verdicts: found a mapping; not available in this version, leave it out"),
+    ("labels: {verdicts: never}", "labels.verdicts: found 'never'; write a mapping such as {block: {horizon: never}}"),
+    ("labels: {verdicts: {blok: {}}}", "labels.verdicts.blok: found an unknown key; did you mean block?"),
+    (
+        "labels: {verdicts: {none: {}}}",
+        "labels.verdicts.none: found an unknown key; write pass, flag, review, abstain or block",
+    ),
+    ("labels: {verdicts: {flag: 2d}}", "labels.verdicts.flag: found '2d'; write a mapping with the keys horizon or missing"),
+    ("labels: {verdicts: {flag: {horizon: nevr}}}", f"labels.verdicts.flag.horizon: found 'nevr'; {LONG}, or never"),
+    (
+        "labels: {verdicts: {flag: {missing: positive}}}",
+        "labels.verdicts.flag.missing: found 'positive'; write negative or unknown",
+    ),
+    (
+        "labels: {verdicts: {flag: {corrections: 2d}}}",
+        "labels.verdicts.flag.corrections: found an unknown key; write horizon or missing",
+    ),
     ("threshold: 1.5", "threshold: found 1.5; write a number from 0 to 1"),
     ("threshold: .nan", "threshold: found nan; write a number"),
     ("threshold: half", "threshold: found 'half'; write a number"),
@@ -449,8 +474,8 @@ def test_aliases() -> None:
 
 def test_defaults() -> None:
     """A bare name is a whole configuration: the documented defaults."""
-    labels = Labels(horizon=30 * DAY, missing="unknown", corrections=28 * DAY)
-    churn = Model("churn", {}, None, None, (), labels, None, "off", tuple(SHIPPED.values()), 24 * HOUR)
+    labels = Labels(horizon=30 * DAY, missing="unknown", corrections=28 * DAY, verdicts={})
+    churn = Model("churn", {}, None, None, (), labels, None, "off", tuple(SHIPPED.values()), 24 * HOUR, 0, None)
     assert read("models: {churn: }") == read("models: {churn: {}}") == Config(
         path=None,
         state=Path("/var/lib/scorewatch"),
@@ -489,11 +514,17 @@ models:
     baseline: b.json
     policies: policies/fraud
     segments: [country, channel]
-    labels: {horizon: 0s, missing: negative, corrections: 90m}
+    labels:
+      horizon: 0s
+      missing: negative
+      corrections: 90m
+      verdicts: {flag: {horizon: 2d, missing: unknown}, block: {horizon: never}, review: {missing: unknown}}
     threshold: 1
     mode: auto
     rules: {calibration: off}
     idle_after: 5m
+    review: {per_day: 200}
+    per_day: 2M
   "*": {}
 hash: blake2b
 waiting: {rows: 60M}
@@ -505,11 +536,22 @@ waiting: {rows: 60M}
         tmp_path / "b.json",
         tmp_path / "policies/fraud",
         ("country", "channel"),
-        Labels(0, "negative", 90 * MINUTE),
+        Labels(
+            0,
+            "negative",
+            90 * MINUTE,
+            {
+                "flag": VerdictLabels(2 * DAY, "unknown"),
+                "block": VerdictLabels(None, "negative"),
+                "review": VerdictLabels(0, "unknown"),
+            },
+        ),
         1.0,
         "auto",
         (SHIPPED["policy_volume"],),
         5 * MINUTE,
+        200,
+        2_000_000,
     )
     assert load(tmp_path / "c.yaml") == Config(
         tmp_path / "c.yaml",
@@ -584,6 +626,37 @@ def test_defaults_are_overridden_field_by_field() -> None:
         ),
         "b": Model("b", labels=Labels(60 * DAY, "negative"), idle_after=HOUR),
     }  # fmt: skip
+
+
+def test_labels_by_verdict_follow_the_model() -> None:
+    """What an entry by verdict leaves out is what its model says; a model changes entries of `defaults` field by field."""
+    found = read(
+        "defaults: {labels: {horizon: 10d, verdicts: {flag: {missing: negative}, block: {horizon: never}}},\n"
+        "  review: {per_day: 9}}\n"
+        "models: {a: , b: {labels: {horizon: 20d, verdicts: {flag: {horizon: 10d}, pass: {}}}, review: off}}"
+    ).models
+    block = VerdictLabels(None, "unknown")
+    assert found["a"].labels.verdicts == {"flag": VerdictLabels(10 * DAY, "negative"), "block": block}
+    assert found["b"].labels.verdicts == {
+        "flag": VerdictLabels(10 * DAY, "negative"),
+        "block": block,
+        "pass": VerdictLabels(20 * DAY, "unknown"),
+    }
+    assert (found["a"].review, found["b"].review) == (9, 0)
+
+
+def test_a_day_waits_for_the_longest_horizon() -> None:
+    """A day is mature after the longest horizon of all verdicts; one that never comes does not count."""
+    assert model("labels: {horizon: 3d}").labels.longest == 3 * DAY
+    assert model("labels: {horizon: 3d, verdicts: {pass: {horizon: 90d}, block: {horizon: never}}}").labels.longest == 90 * DAY
+    assert model("labels: {horizon: 3d, verdicts: {flag: {horizon: 1d}}}").labels.longest == 3 * DAY
+
+
+def test_rules_of_labels_by_verdict_code() -> None:
+    """Each verdict code has its rule, in the order of the codes; nobody's decision takes the model's."""
+    labels = model("labels: {missing: negative, verdicts: {flag: {missing: unknown}, block: {horizon: never}}}").labels
+    negative = LabelRule("negative")
+    assert labels.rules == (negative, LabelRule("unknown"), negative, negative, LabelRule("negative", never=True), negative)
 
 
 CALIBRATION, VOLUME = SHIPPED["calibration"], SHIPPED["policy_volume"]
@@ -705,7 +778,9 @@ sources: [{{file: {{path: a.csv, follow: true}}}}, {{http: {{max_body: 1000001, 
 tokens: {{ingest: literal, decide: env:DECIDE}}
 models:
   "off": {{versions: {{"1.10": canary}}, baseline: b.json, segments: ["null", zürich, "a: b", "1e3"], threshold: 1e-5}}
-  b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}}}, labels: {{corrections: 0s}}, mode: auto}}
+  b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}}}, mode: auto, per_day: 1500,
+    labels: {{corrections: 0s, verdicts: {{pass: {{horizon: 90m}}, block: {{horizon: never, missing: negative}}}}}}}}
+defaults: {{review: {{per_day: 1k}}}}
 """
     want = parse(text, "f.yaml", tmp_path)
     assert read(describe(want, secrets=True)) == want
@@ -744,8 +819,11 @@ models:
       horizon: 30d
       missing: unknown
       corrections: 28d
+      verdicts: {}
     threshold: null
+    per_day: null
     mode: off
+    review: off
     rules:
       calibration:
         metric: ece

@@ -14,6 +14,14 @@ ACTING = ("scored", "mature")
 _ENOUGH = 0.8
 
 
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """What no label at the horizon means after a verdict (negative or unknown); `never`: the outcome was prevented."""
+
+    missing: str
+    never: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """Rows per cell and their outcomes under one way of counting.
