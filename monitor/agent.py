@@ -345,7 +345,7 @@ class Agent:
             w = self.watched.get(code)
             if w is None or ((code, day) in self.store.closed and (code, day) not in self.store.recount):
                 continue
-            matures = matures_at(day, w.model.labels.horizon)
+            matures = matures_at(day, w.model.labels.longest)
             # History that is being read in right now: its labels may be in the next request.
             arriving = matures < started and (code, day) in self.store.touched
             if matures <= now and not arriving and span.last > self.store.head:
@@ -523,7 +523,7 @@ class Agent:
 
     def settled(self) -> int:
         """Return a time after which ticks change nothing until new events come: every day closed, every version idle."""
-        longest = max(m.labels.horizon + m.labels.corrections + m.idle_after for m in self.config.models.values())
+        longest = max(m.labels.longest + m.labels.corrections + m.idle_after for m in self.config.models.values())
         newest = max((w.seen for w in self.watched.values()), default=0)
         return newest + longest + WINDOWS["28d"] + 2 * DAY
 
@@ -638,4 +638,4 @@ def _estimates_item(kind: str, name: str, version: tuple[str, str], made: tuple[
 
 def _oldest_kept(model: Model, now: int) -> int:
     """Return the oldest day whose rows are kept for corrections."""
-    return oldest_kept(now, model.labels.horizon, model.labels.corrections)
+    return oldest_kept(now, model.labels.longest, model.labels.corrections)

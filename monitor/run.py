@@ -454,7 +454,7 @@ class Loop:
         assert isinstance(clock, EventClock)
         newest = max((max(f.newest, f.now) for f in self.feeds), default=0)
         if newest:
-            longest = max(m.labels.horizon for m in self.agent.config.models.values())
+            longest = max(m.labels.longest for m in self.agent.config.models.values())
             self._ticks_to(clock, newest + longest + DAY + clock.tick)
         self.agent.finish()
 

@@ -115,7 +115,7 @@ class Watched:
     @property
     def horizon(self) -> tuple[int, int]:
         """Return the horizon and the corrections period in ms."""
-        return self.model.labels.horizon, self.model.labels.corrections
+        return self.model.labels.longest, self.model.labels.corrections
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -161,11 +161,11 @@ class Watched:
 
     def newest_mature(self, now: int) -> int:
         """Return the newest day that is mature at `now`."""
-        return newest_mature(now, self.model.labels.horizon)
+        return newest_mature(now, self.model.labels.longest)
 
     def oldest_kept(self, now: int) -> int:
         """Return the oldest day whose rows are kept for corrections."""
-        return oldest_kept(now, self.model.labels.horizon, self.model.labels.corrections)
+        return oldest_kept(now, self.model.labels.longest, self.model.labels.corrections)
 
     def waiting(self) -> list[int]:
         """Return the days that are not closed."""
@@ -174,7 +174,7 @@ class Watched:
     def active(self, now: int) -> bool:
         """Return whether the version is still spoken of: it has events, days that wait, or a last day that just matured."""
         newest = max((d for v, d in self.store.closed if v == self.code), default=None)
-        matured = 0 if newest is None else min(matures_at(newest, self.model.labels.horizon), now)
+        matured = 0 if newest is None else min(matures_at(newest, self.model.labels.longest), now)
         return now - max(self.seen, matured) <= self.model.idle_after or bool(self.waiting())
 
     def _use(self, baseline: Baseline | None) -> None:
@@ -276,7 +276,7 @@ class Watched:
 
     def measure(self, now: int, threshold: float | None) -> None:
         """Measure the mature windows and the promise, each only when what it is made from changed."""
-        windows = tuple(mature_window(self.days, now, self.model.labels.horizon, window) for window in MATURE)
+        windows = tuple(mature_window(self.days, now, self.model.labels.longest, window) for window in MATURE)
         state = (windows, self.revision, threshold)
         if self.measured is None or self.measured.state != state:
             self.measured = self._mature(now, windows, state)
@@ -344,7 +344,7 @@ class Watched:
             found = measure(self.hours_reading(window, now), key, window, self.edges, self.reference, metrics)
             return {e.metric: e for e in found}
         assert self.measured is not None
-        days = mature_window(self.days, now, self.model.labels.horizon, window)
+        days = mature_window(self.days, now, self.model.labels.longest, window)
         until = self.baseline.until if self.baseline and self.baseline.promises else 0
         after = tuple(d for d in days if (d + 1) * DAY > until)
         if after == days:
@@ -384,7 +384,7 @@ class Watched:
             self.slices,
             self.edges,
             kind,
-            self.model.labels.horizon,
+            self.model.labels.longest,
             self.store.newest.get(self.code, 0),
             sum(s.n for s in spans.values()),
             sum(s.labelled for s in spans.values()),
