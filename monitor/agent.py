@@ -46,6 +46,7 @@ from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
+from monitor.sampler import Sampler
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store
@@ -98,6 +99,9 @@ class Agent:
         for entry in journal:
             if entry.kind in ("alert", "decision"):
                 self._fold(entry)
+        self.sampler = Sampler(self.store.max_rows, self.model, self.served.threshold)
+        if (sampler := self.store.meta.get("sampler")) is not None:
+            self.sampler.load(sampler)
         self.watched: dict[int, Watched] = {}
         self.counted = self.store.tail
         seen = json.loads(self.store.meta.get("seen", "{}"))
@@ -184,15 +188,15 @@ class Agent:
         """
         rejected: list[list[Rejection]] = [list(b.rejected) for b in batches]
         offered = [self._admit_predictions(b.predictions, bad) for b, bad in zip(batches, rejected, strict=True)]
-        labels = [self._admit_labels(b.labels, bad) for b, bad in zip(batches, rejected, strict=True)]
+        labels = [self._admit_labels(_with_prediction(b, p), bad) for b, p, bad in zip(batches, offered, rejected, strict=True)]
         positions = {b.source: b.position for b in batches if b.position}
-        fresh: NDArray[np.bool_] = np.empty(0, bool)
+        fresh = picked = np.empty(0, bool)
         became: NDArray[np.int8] = np.empty(0, np.int8)
         if some := [p for p in offered if p is not None]:
             # A batch's position goes with its last part: labels sent twice do no harm, labels skipped would be lost.
             later = any(part is not None for part in labels)
             everything = Predictions.concat(some)
-            fresh = self.store.append(everything, {} if later else positions)
+            fresh, picked = self._store(everything, {} if later else positions)
             self._arrived(everything, fresh)
         if parts := [part for part in labels if part is not None]:
             together = Labels.concat(parts)
@@ -202,7 +206,27 @@ class Agent:
             with self.store.log.transaction():
                 self.store.log.set_positions(positions)
             self.store.positions.update(positions)
-        return self._receipts(batches, offered, labels, fresh, became, rejected)
+        return self._receipts(batches, offered, labels, fresh, picked, became, rejected)
+
+    def _store(self, p: Predictions, positions: Mapping[str, str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Store predictions, as many of them to wait as there is room for; return which are new and which of these picked."""
+        store, none = self.store, np.zeros(len(p), bool)
+        if self.sampler.idle(p, store.tail - store.head) and store.tail - store.head + len(p) <= store.max_rows:
+            return store.append(p, positions), none
+        fresh, picked = none.copy(), none
+        step = max(1, store.max_rows // 100)  # so that a plan hears of a burst while it comes
+        for first in range(0, len(p), step):
+            part = slice(first, first + step)
+            some = p.take(part)
+            drawn, of = self.sampler.draw(some, store.tail - store.head, self.now())
+            drawn = replace(drawn, waits=drawn.waits & (np.cumsum(drawn.waits) <= store.max_rows - (store.tail - store.head)))
+            if len(some) > store.passing.room:
+                self._count(self.clock.last or 0)
+                store.save_passed()
+            fresh[part] = store.append(some, positions if first + step >= len(p) else {}, drawn)
+            picked[part] = drawn.picked & fresh[part]
+            self.sampler.count(some, of, fresh[part])
+        return fresh, picked
 
     def _admit_predictions(self, p: Predictions | None, bad: list[Rejection]) -> Predictions | None:
         """Return the predictions that may be stored, with their verdicts, and note why others may not."""
@@ -221,7 +245,7 @@ class Agent:
 
     def _held_until(self, labels: Labels) -> Ints:
         """Return until when no prediction for a label could be taken any more that is older than the label."""
-        wait = [m.labels.horizon + m.labels.corrections + DAY for m in (self.model(name) for name, _ in labels.version.names)]
+        wait = [m.labels.longest + m.labels.corrections + DAY for m in (self.model(name) for name, _ in labels.version.names)]
         until: Ints = labels.ts + np.array(wait, np.int64)[labels.version.codes]
         return until
 
@@ -254,23 +278,28 @@ class Agent:
         offered: Sequence[Predictions | None],
         labels: Sequence[Labels | None],
         fresh: NDArray[np.bool_],
+        picked: NDArray[np.bool_],
         became: NDArray[np.int8],
         rejected: list[list[Rejection]],
     ) -> list[Receipt]:
         receipts, a, b = [], 0, 0
         for batch, p, part, bad in zip(batches, offered, labels, rejected, strict=True):
             accepted = duplicates = held = 0
+            review: list[str] = []
             if p is not None:
-                accepted = int(fresh[a : a + len(p)].sum())
-                duplicates, a = len(p) - accepted, a + len(p)
+                mine, of_event = slice(a, a + len(p)), ~_carried(batch, p)  # a label with its prediction is one event
+                accepted = int(fresh[mine][of_event].sum())
+                duplicates, a = int(of_event.sum()) - accepted, a + len(p)
+                if p.sent is not None:
+                    review = [sent.decode() for sent in p.sent[picked[mine]].tolist()]
             if part is not None:
-                mine, b = became[b : b + len(part)], b + len(part)
+                became_mine, b = became[b : b + len(part)], b + len(part)
                 for code, reason in REFUSED.items():
-                    bad.extend(Rejection(i, reason, "") for i in part.index[mine == code].tolist())
-                held = int((mine == HELD).sum())
-                accepted += int((mine == NEWS).sum()) + held
-                duplicates += int((mine == OLD_NEWS).sum())
-            receipts.append(Receipt(accepted, duplicates, tuple(sorted(bad)), held))
+                    bad.extend(Rejection(i, reason, "") for i in part.index[became_mine == code].tolist())
+                held = int((became_mine == HELD).sum())
+                accepted += int((became_mine == NEWS).sum()) + held
+                duplicates += int((became_mine == OLD_NEWS).sum())
+            receipts.append(Receipt(accepted, duplicates, tuple(sorted(bad)), held, tuple(review)))
             self._count_receipt(batch, receipts[-1])
         return receipts
 
@@ -290,6 +319,8 @@ class Agent:
         begun = time.perf_counter()
         self.served.follow_journal(self._names())
         changes = self.served.found(self._names(), self.store.meta.get("last_tick"), now)
+        if self.store.passing.tail > self.store.passing.seen:
+            self._count(now)
         closing = self._close(now)
         active = self._active(now)
         for w in active:
@@ -334,6 +365,11 @@ class Agent:
                 if (w := self.watched.get(code)) is not None:
                     w.count(rows[rows["version"] == code], now)
         self.counted = self.store.tail
+        for rows in self.store.passing.since(self.store.passing.seen):
+            for code in np.unique(rows["version"]).tolist():
+                if (w := self.watched.get(code)) is not None:
+                    w.count_passed(rows[rows["version"] == code], now)
+        self.store.passing.seen = self.store.passing.tail
         for w in self.watched.values():
             w.recount(now)
 
@@ -341,14 +377,15 @@ class Agent:
         """Return the final tables of the days that matured since the last tick or have to be counted again."""
         started = self.clock.started if isinstance(self.clock, WallClock) else 0
         closing: dict[tuple[int, int], dict[str, Table]] = {}
-        for (code, day), span in sorted(self.store.spans.items()):
-            w = self.watched.get(code)
+        passed = {(code, day) for code, kind, day in self.store.passed if kind == "day"}
+        for code, day in sorted(self.store.spans.keys() | passed):
+            w, span = self.watched.get(code), self.store.spans.get((code, day))
             if w is None or ((code, day) in self.store.closed and (code, day) not in self.store.recount):
                 continue
             matures = matures_at(day, w.model.labels.longest)
             # History that is being read in right now: its labels may be in the next request.
             arriving = matures < started and (code, day) in self.store.touched
-            if matures <= now and not arriving and span.last > self.store.head:
+            if matures <= now and not arriving and (span is None or span.last > self.store.head):
                 closing |= {(code, d): tables for d, tables in w.close(day, now).items()}
         return closing
 
@@ -476,7 +513,8 @@ class Agent:
             entries.append(("decision", d.alert.model, d.alert.version, body))
         entries += [(c.kind, name, c.version, c.body) for name, c in changes]
         seen = json.dumps({str(w.code): w.seen for w in self.watched.values()}, sort_keys=True)
-        done = self.store.record(now, closing, self._keep_from(now), entries, {"seen": seen, "carried": self.served.carried})
+        meta = {"seen": seen, "carried": self.served.carried, "sampler": self.sampler.dump()}
+        done = self.store.record(now, closing, self._keep_from(now), entries, meta)
         for entry in done:
             self.served.after(entry)
         self.served.follow_journal(self._names())
@@ -608,6 +646,22 @@ def _reject(columns: C, which: NDArray[np.bool_], bad: list[Rejection], reason: 
         return columns
     bad.extend(Rejection(i, reason, "") for i in columns.index[which].tolist())
     return columns.take(~which)
+
+
+def _carried(batch: Batch, p: Predictions) -> NDArray[np.bool_]:
+    """Return which of the predictions came inside a label."""
+    if batch.labels is None:
+        return np.zeros(len(p), bool)
+    return np.isin(p.index, batch.labels.index)
+
+
+def _with_prediction(batch: Batch, admitted: Predictions | None) -> Labels | None:
+    """Return the labels of a batch without those whose own prediction was not admitted."""
+    if batch.labels is None or batch.predictions is None:
+        return batch.labels
+    kept = np.empty(0, np.int64) if admitted is None else admitted.index
+    lost = np.isin(batch.labels.index, batch.predictions.index) & ~np.isin(batch.labels.index, kept)
+    return batch.labels.take(~lost) if lost.any() else batch.labels
 
 
 def _in_time(columns: C, bad: list[Rejection]) -> C:

@@ -34,7 +34,7 @@ from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.snapshot import Version
-from monitor.core.tables import EMPTY, Table, count_pieces, tables, total
+from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
 from monitor.series import SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
@@ -198,6 +198,17 @@ class Watched:
         if not self.stale:
             self._count_hours(rows, now)
 
+    def count_passed(self, rows: NDArray[Any], now: int) -> None:
+        """Count rows that do not wait for a label, which will not be there to be counted again."""
+        self.count(rows, now)
+        self._members()
+        for kind, unit in (("day", DAY), ("hour", HOUR)):
+            at = rows["ts"] // unit
+            for i in np.unique(at).tolist():
+                made = tables(rows[at == i], None, self.members, len(self.slices))
+                named = {name: not_waiting(t) for name, t in zip(self.slices, made, strict=True) if len(t.cells)}
+                self.store.add_passed((self.code, kind, i), named)
+
     def recount(self, now: int) -> None:
         """Count stale hours from the rows: at start, and when a new baseline changed the slices."""
         if not self.stale:
@@ -207,6 +218,10 @@ class Watched:
             if code == self.code and (day + 2) * DAY > now - WINDOWS["24h"]:
                 for rows, _ in self.store.pieces_of(self.code, day):
                     self._count_hours(rows, now)
+        for (code, kind, hour), passed in self.store.passed.items():
+            if code == self.code and kind == "hour" and hour in recent_hours(now, "24h"):
+                before = self.hours.get(hour, [EMPTY] * len(self.slices))
+                self.hours[hour] = [a + passed.get(name, EMPTY) for a, name in zip(before, self.slices, strict=True)]
 
     def _count_hours(self, rows: NDArray[Any], now: int) -> None:
         hour = rows["ts"] // HOUR
@@ -235,11 +250,14 @@ class Watched:
 
     def _final(self, day: int) -> dict[str, Table]:
         """Return the tables of a day; of one whose rows have left, only that of `all`, which no slices change."""
-        if (self.code, day) not in self.store.spans or day < self.store.left.get(self.code, 0):
+        passed = self.store.passed.get((self.code, "day", day), {})
+        gone = (self.code, day) not in self.store.spans and not passed
+        if gone or day < self.store.left.get(self.code, 0):
             return {"all": self.days[day]["all"]}
         self._members()
         counted = count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices), self.horizon)
-        return {name: t for name, t in zip(self.slices, counted, strict=True) if t is not EMPTY or name == "all"}
+        both = [t + passed.get(name, EMPTY) for name, t in zip(self.slices, counted, strict=True)]
+        return {name: t for name, t in zip(self.slices, both, strict=True) if t is not EMPTY or name == "all"}
 
     def _observe(self, day: int) -> None:
         """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""

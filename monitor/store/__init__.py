@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.events import DAY, HOUR, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2, prob_of
-from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, PICKED, ROW, SCHEMA, Table
+from monitor.core.tables import EMPTY, GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table
 from monitor.formats.ids import Hasher
 from monitor.store import early
 from monitor.store.early import EARLY, Early, better
@@ -58,14 +58,19 @@ class Drawn:
     """What the samplers drew for predictions, columns of length n.
 
     Which wait for their label and with which probability they were to (codes of `prob_code`), what the audit drew and with
-    which probability (codes), and until when (ms) a picked one is listed.
+    which probability (codes), which are picked for review, and until when (ms) those are listed.
     """
 
     waits: Bools
     wait_prob: NDArray[np.uint16]
     audit: NDArray[np.uint8]
     label_prob: NDArray[np.uint16]
+    picked: Bools
     until: Ints
+
+    def take(self, keep: slice) -> "Drawn":
+        """Return the rows of a slice."""
+        return Drawn(*(getattr(self, f.name)[keep] for f in fields(self)))
 
 
 class Full(Exception):
@@ -161,6 +166,7 @@ class Store:
         self._check_files()
         self.passing = Passing(self.folder, int(meta.get("passing_counted", 0)), int(meta.get("passing_tail", 0)), self.durable)
         self.passed = self.log.passed()
+        self._unsaved: set[tuple[int, str, int]] = set()
         self.ring = Ring(self.folder, meta["generation"], meta["capacity"], self.durable)
         try:
             self._replay()
@@ -317,7 +323,7 @@ class Store:
             if len(hits):
                 self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
                 self.early.use(self.log.db, slots)
-            if drawn is not None and (picked := np.flatnonzero(fresh & (drawn.audit == PICKED))).size:
+            if drawn is not None and (picked := np.flatnonzero(fresh & drawn.picked)).size:
                 self._put_picks(p.take(picked), rows[picked], drawn.until[picked])
             self.log.set_positions(positions)
         for book in books:
@@ -624,14 +630,12 @@ class Store:
         keep_from: Mapping[int, int],
         entries: Sequence[tuple[str, str, str, dict[str, Any]]],
         meta: Mapping[str, Any],
-        passed: Mapping[tuple[int, str, int], Mapping[str, Table]] | None = None,
     ) -> list[Entry]:
         """Commit a tick as one transaction: final day tables, journal entries, the tick itself, and the rows that may leave.
 
         `keep_from` says for each version from which day on its rows are still needed for corrections; rows of other
         versions, whose models are no longer configured, may leave. Final tables are kept for 400 days. Days of which rows
-        left stay past their corrections, whatever it says later: counted again they would lose those rows. `passed` are the
-        tables, by version and "day" or "hour", into which all rows that do not wait were counted.
+        left stay past their corrections, whatever it says later: counted again they would lose those rows.
         """
         closed = self.closed | {k: (t["all"].n, t["all"].labelled) for k, t in days.items()}
         head = self._new_head(closed, keep_from, self.recount - days.keys())
@@ -639,11 +643,7 @@ class Store:
         for (version, day), span in self.spans.items():
             if span.first < head:
                 left[version] = max(left.get(version, 0), day + 1)
-        over = [
-            k
-            for k in {*self.passed, *(passed or {})}
-            if k[2] < (keep_from.get(k[0], now // DAY) if k[1] == "day" else now // HOUR - 48)
-        ]
+        over = [k for k in self.passed if k[2] < (keep_from.get(k[0], now // DAY) if k[1] == "day" else now // HOUR - 48)]
         with self.log.transaction():
             for (version, day), tables in days.items():
                 self.log.put_day(version, day, tables)
@@ -651,11 +651,11 @@ class Store:
             self.log.set_meta({"head": head, "last_tick": now, "left": json.dumps(left), **meta})
             if past := {k for k in closed if k[1] < now // DAY - _KEPT_DAYS and k not in self.spans}:
                 self.log.db.executemany("delete from days where version = ? and day = ?", past)
-            self._put_passed(passed or {})
+            self._put_passed()
             self.log.db.executemany("delete from passed where version = ? and kind = ? and at = ?", over)
             self.log.db.execute("delete from picks where until <= ?", (now,))
             gone = self.early.expired(self.log.db, now)
-        self._settle_passed(passed or {})
+        self._passed_put()
         for key in over:
             del self.passed[key]
         self._early_left(gone)
@@ -668,20 +668,26 @@ class Store:
             self._leave(head)
         return added
 
-    def record_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
-        """Commit tables into which all rows that do not wait were counted, between two ticks, to make room for more."""
+    def add_passed(self, key: tuple[int, str, int], tables: Mapping[str, Table]) -> None:
+        """Add to the tables of the rows of a (version, "day" or "hour", which) that do not wait; the next commit stores them."""
+        before = self.passed.get(key, {})
+        self.passed[key] = before | {name: before.get(name, EMPTY) + table for name, table in tables.items()}
+        self._unsaved.add(key)
+
+    def save_passed(self) -> None:
+        """Commit the tables of rows that do not wait between two ticks, to make room for more."""
         with self.log.transaction():
-            self._put_passed(passed)
-        self._settle_passed(passed)
+            self._put_passed()
+        self._passed_put()
 
-    def _put_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
-        for key, tables in passed.items():
-            self.log.put_passed(*key, tables)
-        self.log.set_meta({"passing_counted": self.passing.tail})
+    def _put_passed(self) -> None:
+        for key in self._unsaved:
+            self.log.put_passed(*key, self.passed[key])
+        self.log.set_meta({"passing_counted": self.passing.seen})
 
-    def _settle_passed(self, passed: Mapping[tuple[int, str, int], Mapping[str, Table]]) -> None:
-        self.passed |= {key: dict(tables) for key, tables in passed.items()}
-        self.passing.counted = self.passing.tail
+    def _passed_put(self) -> None:
+        self._unsaved.clear()
+        self.passing.counted = self.passing.seen
 
     def picks(self, model: str) -> list[dict[str, Any]]:
         """Return the predictions of a model that were picked for review and have no label yet, newest first."""

@@ -18,12 +18,13 @@ CAPACITY = 1 << 18
 class Passing:
     """Rows `counted` to `tail` - 1 are not in any stored table yet; older ones are kept to know a repeated id by.
 
-    The log says how far `tail` and `counted` are. The file appears with the first row.
+    The log says how far `tail` and `counted` are; `seen` is how far tables in memory go. The file appears with the first row.
     """
 
     def __init__(self, folder: Path, counted: int, tail: int, durable: bool = True) -> None:
         self.path, self.durable = folder / "passing.bin", durable
-        self.counted, self.tail = counted, tail
+        self.counted = self.seen = counted
+        self.tail = tail
         self._fd = -1
         self.rows: NDArray[Any] = np.empty(0, ROW)
         self.index = Index(1)
@@ -97,9 +98,9 @@ class Passing:
         there: Bools = self.find(keys) >= 0
         return there
 
-    def uncounted(self) -> Iterator[NDArray[Any]]:
-        """Yield the rows that are in no stored table yet, in pieces."""
-        for _, slots in self._pieces(self.counted, self.tail):
+    def since(self, first: int) -> Iterator[NDArray[Any]]:
+        """Yield the rows from number `first` to the tail in pieces."""
+        for _, slots in self._pieces(first, self.tail):
             yield self.rows[slots]
 
     def close(self) -> None:

@@ -150,7 +150,9 @@ def drawn(waits, audit=None, prob=0.0):
     n = len(waits)
     picked = np.full(n, NO_AUDIT, np.uint8) if audit is None else np.array(audit, np.uint8)
     code = prob_code(np.full(n, prob)) if prob else np.zeros(n, np.uint16)
-    return Drawn(np.array(waits), prob_code(np.full(n, 0.25)), picked, code, np.full(n, T0 + 30 * DAY, np.int64))
+    return Drawn(
+        np.array(waits), prob_code(np.full(n, 0.25)), picked, code, picked == PICKED, np.full(n, T0 + 30 * DAY, np.int64)
+    )
 
 
 def test_rows_that_do_not_wait_are_counted_once(reopen):
@@ -161,12 +163,14 @@ def test_rows_that_do_not_wait_are_counted_once(reopen):
     assert append(store, list("abcd"), score=[0.1, 0.2, 0.3, 0.5]) == [False] * 4
     assert store.conflicts == 1
     assert (store.tail, store.spans[0, 19_700].n) == (2, 2)
-    assert [r["score"].tolist() for r in store.passing.uncounted()] == [[0.2, 0.3]]
+    assert [r["score"].tolist() for r in store.passing.since(store.passing.counted)] == [[0.2, 0.3]]
     assert label(store, ("a", 1), ("b", 1), ("nobody", 1)) == [NEWS, NOT_SAMPLED, HELD]
-    table = not_waiting(tables(next(store.passing.uncounted()), None, np.zeros((1, 1), np.int32), 1)[0])
-    store.record(T0 + HOUR, {}, {0: 0}, [], {}, {(0, "day", 19_700): {"all": table}})
+    table = not_waiting(tables(next(store.passing.since(store.passing.counted)), None, np.zeros((1, 1), np.int32), 1)[0])
+    store.add_passed((0, "day", 19_700), {"all": table})
+    store.passing.seen = store.passing.tail
+    store.record(T0 + HOUR, {}, {0: 0}, [], {})
     store = reopen()
-    assert list(store.passing.uncounted()) == []
+    assert list(store.passing.since(store.passing.counted)) == []
     assert (store.passed[0, "day", 19_700]["all"].n, store.passed[0, "day", 19_700]["all"].out) == (2, 2)
     assert append(store, ["b"]) == [False]
     close(store, T0 + 40 * DAY, [19_700], 19_730)
@@ -180,9 +184,10 @@ def test_the_short_ring_goes_round(reopen, monkeypatch):
     for i in range(10):
         ids = [f"{i}-{j}" for j in range(40)]
         assert store.append(predictions(store, ids, score=i / 10), {}, drawn([False] * 40)).all()
-        assert next(store.passing.uncounted())["score"][0] == i / 10
-        assert sum(len(r) for r in store.passing.uncounted()) == 40
-        store.record_passed({})
+        assert next(store.passing.since(store.passing.counted))["score"][0] == i / 10
+        assert sum(len(r) for r in store.passing.since(store.passing.counted)) == 40
+        store.passing.seen = store.passing.tail
+        store.save_passed()
         store = reopen() if i % 3 == 0 else store
         assert append(store, ids) == [False] * 40
     assert store.passing.room == 64

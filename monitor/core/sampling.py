@@ -1,0 +1,169 @@
+"""Which rows wait for a label and which are picked for review: keyed draws with known probabilities, held to a budget.
+
+A row that waits with probability p stands for 1 / p rows (Horvitz and Thompson, 1952), so totals are unbiased whatever the
+probabilities are, as long as each is fixed before its draw and never 0.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.core.events import DAY, FLAGGED, HOUR, Floats, Ints, U64x2, prob_code, prob_of
+
+SCORE_BINS = 20
+CLASSES = 2 * SCORE_BINS
+"""Sampling classes of a row: by score alone, then those of protected rows, which are flagged or near the threshold."""
+FILL = 0.9
+"""The share of the waiting rows that a plan uses; the rest is for bursts, which the volume of a day shows late."""
+FLOOR = 200
+"""So many rows a day of each class wait before any class gets more than its share."""
+LEAST = 1e-5
+"""No probability is smaller: what is never drawn can never be estimated."""
+
+_SPAN = 18.0
+_NEAR = 0.5
+_HOURS = DAY // HOUR
+
+
+def _logit(score: Floats | float) -> Floats:
+    with np.errstate(divide="ignore"):
+        z: Floats = np.clip(np.log(score / (1.0 - np.asarray(score))), -_SPAN, _SPAN)
+    return z
+
+
+def classes(score: Floats, verdict: NDArray[np.uint8], threshold: Floats | float | None) -> Ints:
+    """Return the class of each row in [0, CLASSES), shape (n,).
+
+    The score bins are 1 wide in logit, open below -9 and above 9. Near is within 0.5 in logit of the threshold (one, one a
+    row with NaN for none, or None).
+    """
+    z = _logit(score)
+    bins: Ints = np.clip(z + SCORE_BINS // 2, 0, SCORE_BINS - 1).astype(np.int64)
+    protected = FLAGGED[verdict]
+    if threshold is not None:
+        protected = protected | (np.abs(z - _logit(threshold)) <= _NEAR)  # never true for NaN
+    bins += SCORE_BINS * protected
+    return bins
+
+
+def plan(volume: Floats, days: Floats, rows: int, waiting: int = 0) -> Floats:
+    """Return the probability to wait of each class, shape (models, CLASSES), so that days * volume * p uses 0.9 of `rows`.
+
+    `volume` (models, CLASSES) are the rows expected a day, `days` (models,) is how long a row stays, `waiting` how many wait
+    now. All is 1 where all fits. Else protected classes may take half, and the others half, and either what the other half
+    leaves; within a half each class has its FLOOR and the rest is drawn evenly. Probabilities are at least LEAST, even where
+    that costs more than `rows`, and fall towards it as the last tenth of `rows` fills up, since a plan knows the volume of
+    the past only.
+    """
+    cost = volume * days[:, None]
+    least = np.minimum(1.0, FLOOR / np.maximum(volume, FLOOR))
+    parts = (slice(0, SCORE_BINS), slice(SCORE_BINS, CLASSES))
+    p = np.empty(cost.shape)
+    for part, other in (parts, parts[::-1]):
+        budget = FILL * rows - min(float(cost[:, other].sum()), FILL * rows / 2)
+        p[:, part] = _fill(cost[:, part].ravel(), least[:, part].ravel(), budget).reshape(-1, SCORE_BINS)
+    brake = np.clip((rows - waiting) / ((1 - FILL) * rows), 0.0, 1.0)
+    return _kept(np.maximum(p * brake, LEAST))
+
+
+def _fill(cost: Floats, least: Floats, budget: float) -> Floats:
+    """Return max(least, t) with the t that makes the costs use up the budget: 1 if they fit, a part of `least` if it does not."""
+    order = np.argsort(least)
+    c, f = cost[order], least[order]
+    floors = np.append(np.cumsum((c * f)[::-1])[::-1], 0.0)
+    if floors[0] > budget:
+        return least * (budget / floors[0])
+    # What t costs is linear between the values of `least`: those below it are raised to t, those above cost what they do.
+    used = np.append(f * np.cumsum(c) + floors[1:], cost.sum())
+    t = np.interp(budget, used, np.append(f, 1.0)) if used[-1] > budget else 1.0
+    return np.maximum(least, t)
+
+
+def _kept(p: Floats) -> Floats:
+    """Return probabilities as a row's code keeps them, so that rows are drawn with exactly what they are weighted by."""
+    return prob_of(prob_code(p))
+
+
+def audit(score: Floats, per_day: int, expected: float) -> Floats:
+    """Return the probability of each unflagged row to be picked for review, shape (n,): per_day * sqrt(score) / expected.
+
+    `expected` is the sum of sqrt(score) a day of unflagged rows (Volume.per_day). A miss has a chance of about its score,
+    and the variance of recall is least where the draw follows its square root (Neyman, 1934).
+    """
+    q = per_day * np.sqrt(score) / expected if expected > 0 else np.ones(len(score))
+    return _kept(np.clip(q, LEAST, 1.0))
+
+
+def draw(ids: U64x2) -> Floats:
+    """Return the keyed uniform number of each id in [0, 1), shape (n,).
+
+    It is always the same one, so a row picked with q waits for sure where it waits with at least q.
+    """
+    u: Floats = (ids[:, 1] >> np.uint64(11)) * 2.0**-53
+    return u
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Volume:
+    """How many rows of each class came in each of the last hours of a model; volumes add by +.
+
+    `hours` has by hour number CLASSES counts and the sum of sqrt(score) of unflagged rows; hours older than 24 before the
+    newest are forgotten. `since` is the time in ms of the first row, None before it.
+    """
+
+    since: int | None = None
+    hours: Mapping[int, Floats] = field(default_factory=dict)
+
+    def add(self, ts: Ints, score: Floats, verdict: NDArray[np.uint8], of: Ints) -> "Volume":
+        """Return the volume with rows of times `ts`, whose classes are `of`, added; all of shape (n,)."""
+        if not len(ts):
+            return self
+        hour = ts // HOUR
+        first = max([int(hour.max()), *self.hours]) - _HOURS
+        hour = hour - first
+        kept = hour >= 0
+        if not kept.all():
+            ts, hour, of, score, verdict = ts[kept], hour[kept], of[kept], score[kept], verdict[kept]
+        counts = np.bincount(hour * CLASSES + of, minlength=(_HOURS + 1) * CLASSES).reshape(-1, CLASSES)
+        roots = np.bincount(hour, np.where(FLAGGED[verdict], 0.0, np.sqrt(score)), _HOURS + 1)
+        since = self.since if self.since is not None or not len(ts) else int(ts.min())
+        added = {first + i: np.append(counts[i], roots[i]) for i in np.flatnonzero(counts.any(axis=1)).tolist()}
+        return self + Volume(since, added)
+
+    def __add__(self, other: "Volume") -> "Volume":
+        """Return the volume of both."""
+        hours = dict(self.hours)
+        for hour, sums in other.hours.items():
+            hours[hour] = hours[hour] + sums if hour in hours else sums
+        oldest = max(hours, default=0) - _HOURS
+        since = min((s for s in (self.since, other.since) if s is not None), default=None)
+        return Volume(since, {hour: sums for hour, sums in hours.items() if hour >= oldest})
+
+    def per_day(self, now: int, least: int = HOUR) -> tuple[Floats, float] | None:
+        """Return the rows a day of each class, shape (CLASSES,), and the sum of sqrt(score) a day; None before `least` ms.
+
+        They are those of the last 24 whole hours and of what has passed of this one, or of the time since the first row.
+        """
+        last = now // HOUR
+        seen = 0 if self.since is None else now - max(self.since, (last - _HOURS) * HOUR)
+        if seen < least:
+            return None
+        sums = np.zeros(CLASSES + 1)
+        for hour, counted in self.hours.items():
+            if last - _HOURS <= hour <= last:
+                sums += counted
+        sums *= DAY / seen
+        return sums[:CLASSES], float(sums[CLASSES])
+
+    def to_json(self) -> str:
+        """Return the volume as JSON, exactly."""
+        return json.dumps({"since": self.since, "hours": {str(hour): sums.tolist() for hour, sums in self.hours.items()}})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Volume":
+        """Return the volume that `to_json` wrote."""
+        body = json.loads(text)
+        return cls(body["since"], {int(hour): np.array(sums) for hour, sums in body["hours"].items()})
