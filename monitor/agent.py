@@ -184,7 +184,6 @@ class Agent:
         """Store the events of the batches in one go and return a receipt for each, after the commit.
 
         Nothing is counted here but what was received. The position of a batch is committed with the last of its events.
-        Raises Full when the store has no room; then nothing was taken.
         """
         rejected: list[list[Rejection]] = [list(b.rejected) for b in batches]
         offered = [self._admit_predictions(b.predictions, bad) for b, bad in zip(batches, rejected, strict=True)]

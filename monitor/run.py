@@ -28,7 +28,6 @@ from monitor.core.snapshot import Snapshot
 from monitor.server import api_app, metrics_app, serve
 from monitor.sources import http
 from monitor.sources.file import FileReader
-from monitor.store import Full
 
 log = logging.getLogger("scorewatch")
 
@@ -138,17 +137,6 @@ class Feed:
         self.reached = int(self.high[k - 1]) if k else self.reached
         return replace(part, rejected=rejected, position=self.source.position(batch.start, index, self.reached))
 
-    def halves(self, part: Batch) -> list[Batch]:
-        """Return a part in two, for a store that has no room for all of it; a single event stays whole."""
-        first, last = (int(part.index()[i]) for i in (0, -1)) if len(part.index()) else (0, 0)
-        if first == last:
-            return [part]
-        middle = (first + last + 1) // 2
-        left, right = part.between(0, middle), part.between(middle, part.size)
-        bad = [tuple(r for r in part.rejected if (r.index < middle) is side) for side in (True, False)]
-        where = self.source.position(part.start, middle, self.reached)
-        return [replace(left, rejected=bad[0], position=where), replace(right, rejected=bad[1], clipped=part.clipped)]
-
     @property
     def failing(self) -> bool:
         """Return whether the file is there and cannot be read: nobody knows what it holds."""
@@ -174,8 +162,7 @@ class Loop:
         self.stopping = threading.Event()
         self.due = threading.Event()
         self._ticked = time.monotonic()
-        self._published = self._wait = 0.0
-        self._full = False
+        self._published = 0.0
         self._failed = False
         self._newest_http = 0
 
@@ -251,11 +238,6 @@ class Loop:
             except (sqlite3.Error, OSError) as e:
                 self._fail(e)
                 self._refuse(group, http.Failed(str(e)))
-            except Full as e:
-                if len(group) == 1:
-                    self._refuse(group, http.Busy(str(e)))
-                for job in group if len(group) > 1 else ():
-                    self.work([job])  # what needs no room must not wait for what does
             except (Missing, Impossible, http.Failed) as e:
                 self._refuse(group, e)
             except Exception as e:
@@ -310,7 +292,7 @@ class Loop:
         return replace(batch, rejected=(*batch.rejected, refused))
 
     def _by_events(self, batch: Batch) -> Receipt:
-        """Ingest a body in pieces, each tick after the events before its boundary; nothing of it when there is no room."""
+        """Ingest a body in pieces, each tick after the events before its boundary."""
         clock = self.agent.clock
         assert isinstance(clock, EventClock)
         ts = batch.ts()
@@ -318,15 +300,8 @@ class Loop:
         ts = np.where(ts > latest, 0, ts)  # such events will be rejected; they must not move the clock
         high = np.maximum(np.maximum.accumulate(ts), self._newest_http) if len(ts) else ts
         index = batch.index()
-        if batch.predictions is not None and len(batch.predictions) > self.agent.store.max_rows:
-            raise Full(f"the body has {len(batch.predictions)} predictions and the store holds {self.agent.store.max_rows}")
         if len(high) and high[-1]:
-            first_ts = int(high[high > 0][0])
-            self._begin(clock, first_ts)
-            if self._others_passed(first_ts):
-                self._ticks_to(clock, first_ts)  # before the room is looked at: rows may leave
-        if batch.predictions is not None:
-            self.agent.store.require_room(batch.predictions)
+            self._begin(clock, int(high[high > 0][0]))
         receipts = []
         at, first = 0, 0
         while at < len(high):
@@ -375,21 +350,12 @@ class Loop:
             self.agent.tick(now)
 
     def feed(self) -> bool:
-        """Ingest from the files; return whether anything was there. A full store makes them wait, and nothing of them is lost."""
-        if time.monotonic() < self._wait:
-            return False
+        """Ingest from the files; return whether anything was there."""
         try:
-            some = self.feed_by_events() if self._events else self._feed_by_wall()
+            return self.feed_by_events() if self._events else self._feed_by_wall()
         except (sqlite3.Error, OSError) as e:
             self._fail(e)
             return False
-        except Full as e:
-            self._held_up(e)
-        if self._full:
-            self._rewind()
-            self._full, self._wait = False, time.monotonic() + 1
-            return False
-        return some
 
     def _feed_by_wall(self) -> bool:
         some = False
@@ -397,27 +363,9 @@ class Loop:
             if f.fill():
                 part = f.until(None)
                 assert part is not None
-                try:
-                    self._offer(f, part)
-                    some = True
-                except Full as e:
-                    self._held_up(e)  # the files after it may hold labels, which need no room
+                self.agent.ingest([part])
+                some = True
         return some
-
-    def _offer(self, f: Feed, part: Batch) -> None:
-        """Ingest a part, as much of it as there is room for; raise Full when there is none for its next event."""
-        try:
-            self.agent.ingest([part])
-        except Full:
-            halves = f.halves(part)
-            if len(halves) == 1:
-                raise
-            for half in halves:
-                self._offer(f, half)
-
-    def _held_up(self, e: Full) -> None:
-        log.error("store: %s; the files wait", e)
-        self._full = True
 
     def feed_by_events(self) -> bool:
         """Bring every file up to the next boundary, then tick."""
@@ -631,7 +579,7 @@ def _url(sock: socket.socket) -> str:
 def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None], days: bool, durable: bool) -> None:
     """Run the agent over its files to their end and give every timeline item to `item` as it happens.
 
-    Raises ValueError when a file cannot be read or the store is full.
+    Raises ValueError when a file cannot be read.
     """
     agent = Agent(config, version, durable)
     agent.timeline_days = days
@@ -646,7 +594,5 @@ def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None],
             tell()
         loop.finish()
         tell()
-    except Full as e:
-        raise ValueError(f"{e}; allow more rows for this replay") from None
     finally:
         loop.close()

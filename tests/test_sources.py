@@ -3,22 +3,18 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
 from monitor import clock
 from monitor.agent import Agent
-from monitor.config import FileSource, load
+from monitor.config import load
 from monitor.core.events import DAY, HOUR
 from monitor.formats import decode
 from monitor.run import Inbox, Job, Loop
-from monitor.store import Full
 
 DAY0 = 16_000
 HEAD = "id,ts,model,version,score\n"
@@ -64,43 +60,6 @@ def drain(loop, rounds=20):
 def stored(loop):
     """Return how many rows were ever stored."""
     return loop.agent.store.tail
-
-
-@pytest.mark.parametrize("kind", ["events", "wall"])
-def test_a_full_store_makes_a_file_wait(tmp_path, loop, kind):
-    """What finds no room is read again when there is room: every row is stored in the end, once."""
-    path = tmp_path / "p.csv"
-    start = DAY0 * 86_400 if kind == "events" else int(time.time()) - 3_600
-    path.write_text(HEAD + rows(0, 300, start))
-    many = loop(path, clock=kind, more="waiting: {rows: 100}\n")
-    drain(many)
-    assert stored(many) == {"events": 0, "wall": 100}[kind]
-    before = dict(many.agent.counters)
-    drain(many)
-    assert many.agent.counters == before
-    many.agent.store.max_rows = 1_000
-    drain(many)
-    assert stored(many) == 300
-    with path.open("a") as f:
-        f.write(rows(300, 50, start))
-    drain(many)
-    assert stored(many) == 350
-
-
-def test_a_replay_that_does_not_fit_says_so(tmp_path):
-    """A replay ends with an error when the store is full, when a file is broken, and when there is none."""
-    path = tmp_path / "p.csv"
-    path.write_text(HEAD + rows(0, 300))
-    configured(tmp_path / "a", path, more="waiting: {rows: 100}\n")
-    run = [sys.executable, "-m", "monitor", "replay", "--config", str(tmp_path / "a" / "c.yaml")]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert (done.returncode, "allow more rows for this replay" in done.stderr) == (1, True)
-    (tmp_path / "x.csv.gz").write_bytes(gzip.compress((HEAD + rows(0, 300)).encode())[:-20])
-    done = subprocess.run([*run, str(tmp_path / "x.csv.gz")], capture_output=True, text=True)
-    assert (done.returncode, "x.csv.gz: " in done.stderr) == (1, True)
-    path.unlink()
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert (done.returncode, "there is no such file" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("broken", ["missing", "directory", "gzip"])
@@ -189,41 +148,31 @@ def test_a_now_that_cannot_be_is_rejected(tmp_path, loop):
     assert [r.reason for r in Loop._without_now(late).rejected] == ["unsupported"]
 
 
-def test_rows_leave_before_room_is_asked_for(tmp_path, loop):
-    """In a clock of events a body that brings the clock on finds the room that the ticks before it make."""
-    one = loop(tmp_path / "none.csv", more="waiting: {rows: 10}\n")
-    decoder = one.agent.decoder()
-
-    def send(day, n):
-        events = [
-            {"id": f"{day}-{i}", "ts": (DAY0 + day) * DAY + i, "model": "m", "version": "v1", "score": 0.5} for i in range(n)
-        ]
-        return one._by_events(decode(decoder, json.dumps(events).encode(), "predictions"))
-
-    assert send(0, 10).accepted == 10
-    assert send(0, 10).duplicates == 10
-    with pytest.raises(Full):
-        send(0, 11)
-    assert send(30, 10).accepted == 10
-
-
-def test_what_needs_no_room_is_not_refused(tmp_path, loop):
-    """In a full store a label and a repeated prediction go through beside a prediction that finds no room."""
+def test_a_full_store_goes_on(tmp_path, loop):
+    """In a full store labels and repeated predictions go through, and a new prediction is counted but does not wait."""
     one = loop(tmp_path / "none.csv", clock="wall", more="waiting: {rows: 10}\n")
     decoder = one.agent.decoder()
     ts = clock.wall() - HOUR
 
     def job(kind, ids, **more):
-        events = [{"id": i, "ts": ts, "model": "m", **more} for i in ids]
+        events = [{"id": str(i), "ts": ts, "model": "m", **more} for i in ids]
         return Job(Future(), decode(decoder, json.dumps(events).encode(), kind))
 
     scored = {"version": "v1", "score": 0.5}
     one.work([job("predictions", range(10), **scored)])
     jobs = [job("predictions", ["new"], **scored), job("labels", range(3), label=1), job("predictions", range(2), **scored)]
+    jobs.append(job("labels", ["new"], label=1))
     one.work(jobs)
-    assert type(jobs[0].future.exception()).__name__ == "Busy"
-    assert jobs[1].future.result().accepted == 3
-    assert jobs[2].future.result().duplicates == 2
+    done = [j.future.result() for j in jobs]
+    assert [(r.accepted, r.duplicates, [x.reason for x in r.rejected]) for r in done] == [
+        (1, 0, []),
+        (3, 0, []),
+        (0, 2, []),
+        (0, 0, ["not_sampled"]),
+    ]
+    one.tick()
+    found = {e.metric: e for e in one.agent.snapshot.estimates if e.window == "24h"}
+    assert (found["mean_score"].n, stored(one)) == (11, 10)
 
 
 def test_an_unforeseen_error_in_a_tick_is_recovered_from(tmp_path, loop, monkeypatch):
@@ -279,25 +228,6 @@ def test_a_jump_of_the_machines_time_is_believed_only_when_it_lasts(monkeypatch,
 
     assert [after(1), after(1, jump), after(10), after(1, -jump), after(60)] == [0, 0, 0, 0, 0]
     assert [after(1, jump), after(14), after(2), after(1)] == [0, 0, jump, jump]
-
-
-def test_labels_are_read_while_predictions_find_no_room(tmp_path, loop):
-    """A predictions file that is held up by a full store does not hold up the file of labels."""
-    start = int(time.time()) - 3_600
-    path, labels = tmp_path / "p.csv", tmp_path / "l.csv"
-    path.write_text(HEAD + rows(0, 100, start))
-    labels.write_text("id,ts,model,label\n")
-    one = loop(path, clock="wall", more="waiting: {rows: 120}\n")
-    one.agent.config = replace(one.agent.config, sources=(*one.agent.config.sources, FileSource(labels, "labels", True, "csv")))
-    one._rewind()
-    drain(one)
-    with path.open("a") as f:
-        f.write(rows(100, 50, start))
-    with labels.open("a") as f:
-        f.write("".join(f"{i},{start + 3_600},m,1\n" for i in range(60)))
-    drain(one)
-    assert stored(one) == 120
-    assert sum(s.labelled for s in one.agent.store.spans.values()) == 60
 
 
 def test_nothing_to_do_is_nothing_done(tmp_path, loop):

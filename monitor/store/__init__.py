@@ -31,7 +31,6 @@ __all__ = [
     "TOO_OLD",
     "UNKNOWN",
     "UNLIKE",
-    "Full",
     "Span",
     "StateError",
     "Store",
@@ -71,10 +70,6 @@ class Drawn:
     def take(self, keep: slice) -> "Drawn":
         """Return the rows of a slice."""
         return Drawn(*(getattr(self, f.name)[keep] for f in fields(self)))
-
-
-class Full(Exception):
-    """There is no room for these predictions; nothing of them was taken."""
 
 
 @dataclass(slots=True)
@@ -119,9 +114,9 @@ def _filesystem(path: Path) -> str:
 class Store:
     """Rows, labels, index and log of one state directory. One thread at a time; opening it twice is refused.
 
-    Raises StateError when the directory cannot be used, Full when there is no room. After any other exception from a
-    method that writes, the object must be thrown away and opened anew: what was committed is there, nothing else is.
-    Not `durable` leaves out the flushes, for states that are thrown away.
+    Raises StateError when the directory cannot be used. After any other exception from a method that writes, the object must
+    be thrown away and opened anew: what was committed is there, nothing else is. Not `durable` leaves out the flushes, for
+    states that are thrown away.
     """
 
     def __init__(self, folder: Path, hash_name: str = "xxh3", max_rows: int = MAX_SLOTS, durable: bool = True) -> None:
@@ -438,20 +433,7 @@ class Store:
             fresh &= ~passed
         return fresh
 
-    def require_room(self, p: Predictions) -> None:
-        """Raise Full when there is no room for those of the predictions that are new."""
-        if self.tail - self.head + len(p) <= self.max_rows:
-            return
-        code = np.array([self.versions.code.get(name, -1) for name in p.version.names])[p.version.codes]
-        keys = p.ids ^ np.array([*self._masks, [0, 0]], np.uint64)[code]
-        self._require((self._find(keys) < 0).sum())
-
-    def _require(self, n: int) -> None:
-        if self.tail - self.head + n > self.max_rows:
-            raise Full(f"{self.tail - self.head} predictions wait and {self.max_rows} may (waiting.rows)")
-
     def _make_room(self, n: int) -> None:
-        self._require(n)
         need = self.tail - self.head + n
         if need > self.ring.capacity:
             capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)

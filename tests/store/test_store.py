@@ -10,7 +10,7 @@ import pytest
 import monitor.store
 from monitor.core.events import DAY, Coded, Labels, Predictions
 from monitor.core.tables import tables
-from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, Full, StateError, Store
+from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, StateError, Store
 
 T0 = 19_700 * DAY
 
@@ -166,16 +166,6 @@ def test_orphans_are_removed(reopen):
     store = reopen()
     assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.0.bin", "rows.0.bin"]
     assert append(store, ["a"]) == [False]
-
-
-def test_full(small, reopen):
-    """Beyond the rows that may wait nothing of a batch is taken, and the store goes on."""
-    store = reopen(max_rows=100)
-    append(store, [str(i) for i in range(90)])
-    with pytest.raises(Full) as e:
-        append(store, [str(i) for i in range(85, 101)])
-    assert str(e.value) == "90 predictions wait and 100 may (waiting.rows)"
-    assert append(store, [str(i) for i in range(85, 100)]) == [False] * 5 + [True] * 10
 
 
 def test_versions_are_bounded(reopen):
