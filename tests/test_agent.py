@@ -99,6 +99,21 @@ def test_rows_of_a_removed_model_leave(program):
     assert p.agent.store.tail - p.agent.store.head == 0
 
 
+def test_a_day_waits_for_the_longest_horizon_of_its_verdicts(program):
+    """A day is closed when the verdict whose outcomes come last is mature, and its rows stay for corrections after that."""
+    p = program(
+        models="  slow: {labels: {horizon: 24h, corrections: 0s, verdicts: {pass: {horizon: 3d}, block: {horizon: never}}}}\n"
+    )
+    p.scores(0, model="slow")
+    p.now(3)
+    (w,) = p.agent.watched.values()
+    assert (w.waiting(), p.agent.store.tail - p.agent.store.head) == ([DAY0], 300)
+    p.now(4)
+    assert (w.waiting(), sorted(w.days)) == ([], [DAY0])
+    p.now(5)
+    assert p.agent.store.tail - p.agent.store.head == 0
+
+
 def test_an_observed_baseline_freezes_slices(program):
     """Without validation the first full day freezes slices and edges; it promises nothing and survives a restart."""
     p = program()
