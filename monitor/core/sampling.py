@@ -75,11 +75,13 @@ def _fill(cost: Floats, least: Floats, budget: float) -> Floats:
     c, f = cost[order], least[order]
     floors = np.append(np.cumsum((c * f)[::-1])[::-1], 0.0)
     if floors[0] > budget:
-        return least * (budget / floors[0])
+        shrunk: Floats = least * (budget / floors[0])
+        return shrunk
     # What t costs is linear between the values of `least`: those below it are raised to t, those above cost what they do.
     used = np.append(f * np.cumsum(c) + floors[1:], cost.sum())
-    t = np.interp(budget, used, np.append(f, 1.0)) if used[-1] > budget else 1.0
-    return np.maximum(least, t)
+    t = float(np.interp(budget, used, np.append(f, 1.0))) if used[-1] > budget else 1.0
+    filled: Floats = np.maximum(least, t)
+    return filled
 
 
 def _kept(p: Floats) -> Floats:
@@ -93,8 +95,9 @@ def audit(score: Floats, per_day: int, expected: float) -> Floats:
     `expected` is the sum of sqrt(score) a day of unflagged rows (Volume.per_day). A miss has a chance of about its score,
     and the variance of recall is least where the draw follows its square root (Neyman, 1934).
     """
-    q = per_day * np.sqrt(score) / expected if expected > 0 else np.ones(len(score))
-    return _kept(np.clip(q, LEAST, 1.0))
+    if expected <= 0:
+        return np.ones(len(score))
+    return _kept(np.clip(np.sqrt(score) * (per_day / expected), LEAST, 1.0))
 
 
 def draw(ids: U64x2) -> Floats:
@@ -102,7 +105,8 @@ def draw(ids: U64x2) -> Floats:
 
     It is always the same one, so a row picked with q waits for sure where it waits with at least q.
     """
-    u: Floats = (ids[:, 1] >> np.uint64(11)) * 2.0**-53
+    u: Floats = (ids[:, 1] >> np.uint64(11)).astype(np.float64)
+    u *= 2.0**-53
     return u
 
 
