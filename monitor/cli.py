@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import timeline
-from monitor.config import Address, Config, ConfigError, FileSource, describe, load
+from monitor.config import Address, Config, ConfigError, FileSource, describe, effective, load
 from monitor.store import StateError
 
 VERSION = version("scorewatch")
@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     configured(add("run", _run, "Run the agent until SIGTERM or Ctrl-C."))
-    configured(add("check", _check, "Validate a configuration and print it with every default."))
+    check = add("check", _check, "Validate a configuration, print it with every default, and say what it needs.")
+    configured(check)
+    check.add_argument("--json", action="store_true", help="one JSON object")
 
     demo = add("demo", _demo, "Watch nine months of real flights in about a minute.")
     demo.add_argument("--exit", action="store_true", help="end after the summary instead of serving on")
@@ -116,7 +118,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    print(describe(load(args.config)), end="")
+    from monitor import check
+
+    config = load(args.config)
+    sizing, room = check.size_of(config), check.room_of(config.state)
+    misfits = check.misfits(config, sizing, room)
+    if args.json:
+        print(json.dumps({"configuration": effective(config), "plan": check.as_dict(sizing, room), "misfits": misfits}))
+    else:
+        # As comments the plan leaves the output a configuration.
+        print(describe(config) + "\n".join(f"# {line}".rstrip() for line in check.lines(config, sizing, room)))
+    if misfits:
+        raise ConfigError("\n".join(misfits))
     return 0
 
 

@@ -286,6 +286,12 @@ class _Wrong(Exception):
         self.found = found
 
 
+def key_path(key: str, *names: object) -> str:
+    """Return the path of a key inside `key` (empty: the whole file) as errors write it."""
+    texts = [str(name) for name in names]
+    return ".".join([key] * bool(key) + [text if re.fullmatch(r"[\w*-]+", text) else repr(text) for text in texts])
+
+
 class _At(NamedTuple):
     """A place in the file, and where its errors are collected."""
 
@@ -295,9 +301,7 @@ class _At(NamedTuple):
     key: str = ""
 
     def child(self, name: object) -> "_At":
-        text = str(name)
-        plain = text if re.fullmatch(r"[\w*-]+", text) else repr(text)
-        return self._replace(key=f"{self.key}.{plain}" if self.key else plain)
+        return self._replace(key=key_path(self.key, name))
 
     def item(self, i: int) -> "_At":
         return self._replace(key=f"{self.key}[{i}]")
@@ -930,7 +934,7 @@ def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
         "api": str(config.api),
         "metrics": str(config.metrics),
         "clock": config.clock,
-        "tick": _written(config.tick, _UNITS, "0s"),
+        "tick": written_duration(config.tick),
         "sources": [_describe_source(source) for source in config.sources],
         "tokens": {**shown, **{key: f"env:{name}" for key, name in config.tokens.env.items()}},
         "models": {name: _describe_model(model) for name, model in config.models.items()},
@@ -945,6 +949,11 @@ def _written(n: int, units: Mapping[str, int], zero: str = "0") -> str | int:
         if n and n % size == 0:
             return f"{n // size}{unit}"
     return n or zero
+
+
+def written_duration(ms: int) -> str:
+    """Return a duration in ms as the file writes it."""
+    return str(_written(ms, _UNITS, "0s"))
 
 
 def _describe_source(source: HttpSource | FileSource) -> dict[str, Any]:
@@ -967,17 +976,17 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "mode": model.mode,
         "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
-        "idle_after": _written(model.idle_after, _UNITS),
+        "idle_after": written_duration(model.idle_after),
     }
 
 
 def _describe_labels(labels: Labels) -> dict[str, Any]:
     return {
-        "horizon": _written(labels.horizon, _UNITS, "0s"),
+        "horizon": written_duration(labels.horizon),
         "missing": labels.missing,
-        "corrections": _written(labels.corrections, _UNITS, "0s"),
+        "corrections": written_duration(labels.corrections),
         "verdicts": {
-            verdict: {"horizon": "never" if v.horizon is None else _written(v.horizon, _UNITS, "0s"), "missing": v.missing}
+            verdict: {"horizon": "never" if v.horizon is None else written_duration(v.horizon), "missing": v.missing}
             for verdict, v in labels.verdicts.items()
         },
     }
@@ -992,7 +1001,7 @@ def _describe_rule(rule: Rule) -> dict[str, Any]:
         "fires": _describe_limit(fires),
         "resolves": _describe_limit(rule.resolves),
         "min_n": rule.min_n,
-        "hold": _written(rule.hold, _UNITS, "0s"),
+        "hold": written_duration(rule.hold),
         "severity": rule.severity,
         "action": rule.action,
     }
