@@ -1,5 +1,6 @@
 """The program: events in, ticks, snapshots out. It wires everything and decides nothing."""
 
+import bisect
 import json
 import logging
 import time
@@ -56,6 +57,8 @@ log = logging.getLogger("scorewatch")
 
 TIMELINE = 20_000
 """So many of the newest timeline items are kept."""
+_OPEN_ROWS = 500_000
+"""So many rows of days that are not mature are counted again per tick; what is shown of such days may lag a little."""
 
 
 class Agent:
@@ -81,6 +84,7 @@ class Agent:
         self.told = 0
         self.timeline_days = False
         self.newest_label: dict[str, int] = {}
+        self.opened = (-1, -1)
         self.alerts: dict[tuple[str, str, str], Alert] = {}
         self.decided: dict[tuple[str, str, str], str] = {}
         self.failing: set[tuple[str, str, str]] = set()
@@ -157,7 +161,9 @@ class Agent:
 
     def decoder(self) -> Decoder:
         """Return a decoder for the configured models; each thread needs its own."""
-        return Decoder(self.store.hasher, {name: m.segments for name, m in self.config.models.items()})
+        models = self.config.models
+        review = frozenset(name for name, m in models.items() if m.review)
+        return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review)
 
     def file_sources(self) -> list[FileReader]:
         """Return the configured files at their stored positions, predictions before labels."""
@@ -218,12 +224,15 @@ class Agent:
             part = slice(first, first + step)
             some = p.take(part)
             drawn, of = self.sampler.draw(some, store.tail - store.head, self.now())
-            drawn = replace(drawn, waits=drawn.waits & (np.cumsum(drawn.waits) <= store.max_rows - (store.tail - store.head)))
+            room = np.cumsum(drawn.waits) <= store.max_rows - (store.tail - store.head)
+            crowded, drawn = drawn.waits & ~room, replace(drawn, waits=drawn.waits & room)
             if len(some) > store.passing.room:
                 self._count(self.clock.last or 0)
                 store.save_passed()
             fresh[part] = store.append(some, positions if first + step >= len(p) else {}, drawn)
             picked[part] = drawn.picked & fresh[part]
+            self.add("scorewatch_not_waiting_total", int((fresh[part] & ~drawn.waits).sum()))
+            self.add("scorewatch_waiting_overflow_total", int((fresh[part] & crowded).sum()))
             self.sampler.count(some, of, fresh[part])
         return fresh, picked
 
@@ -337,6 +346,7 @@ class Agent:
         """Make the snapshot of the last tick, and render it with the present counters for the next scrapes."""
         if (now := self.clock.last) is not None and self.watched:
             self._count(now)
+            self._count_open()
             self.snapshot = self._say(now)
         if self.served.failures:
             self.counters["scorewatch_action_failures_total", (("action", "policy"),)] = self.served.failures
@@ -344,6 +354,9 @@ class Agent:
         self.counters["scorewatch_store_rows_limit", ()] = self.store.max_rows
         self.counters["scorewatch_prediction_conflicts_total", ()] = self.store.conflicts
         self.counters["scorewatch_segment_overflow_total", ()] = self.store.overflown_combos
+        self.counters["scorewatch_labels_held", ()] = len(self.store.early)
+        for reason, n in self.store.refused.items():
+            self.counters["scorewatch_labels_dropped_total", (("reason", reason),)] = n
         for change, n in self.store.corrections.items():
             self.counters["scorewatch_label_corrections_total", (("reason", change),)] = n
         for name, ts in self.newest_label.items():
@@ -387,6 +400,21 @@ class Agent:
             if matures <= now and not arriving and (span is None or span.last > self.store.head):
                 closing |= {(code, d): tables for d, tables in w.close(day, now).items()}
         return closing
+
+    def _count_open(self) -> None:
+        """Count the days that are not mature and changed since they were counted, some at a time by the machine's clock."""
+        changed = sorted(self.store.changed)
+        first = bisect.bisect(changed, self.opened)
+        rows = _OPEN_ROWS if isinstance(self.clock, WallClock) else None
+        for code, day in changed[first:] + changed[:first]:
+            if rows is not None and rows < 0:
+                break
+            self.store.changed.discard((code, day))
+            if (w := self.watched.get(code)) is not None and (code, day) not in self.store.closed:
+                w.count_open(day)
+                self.opened = (code, day)
+                span = self.store.spans.get((code, day))
+                rows = None if rows is None or span is None else rows - (span.last - span.first)
 
     # Rules, decisions, actions.
 
@@ -535,8 +563,8 @@ class Agent:
 
         Raises PolicyError with a message for the person.
         """
-        if name not in self.config.models and "*" not in self.config.models:
-            raise PolicyError(f"model {name!r} is not in the configuration; it has {', '.join(self.config.models)}")
+        if not self._known(name):
+            raise PolicyError(self._unknown(name))
         version, at = version or self._only_version(name), self.now()
         if kind == "activate":
             planned = self.served.activation(name, version, who, reason, at, given.get("policy"), given.get("threshold"))
@@ -557,6 +585,18 @@ class Agent:
         if policy is None:
             raise PolicyError(f"{name} {version} has no policy; activate one with `scorewatch activate`")
         return policy
+
+    def audit(self, name: str) -> list[dict[str, Any]]:
+        """Return the predictions of a model that wait for a review, newest first."""
+        if not self._known(name):
+            raise PolicyError(self._unknown(name))
+        return [{**pick, "ts": iso(pick["ts"])} for pick in self.store.picks(name)]
+
+    def _known(self, name: str) -> bool:
+        return name in self.config.models or "*" in self.config.models
+
+    def _unknown(self, name: str) -> str:
+        return f"model {name!r} is not in the configuration; it has {', '.join(self.config.models)}"
 
     def settled(self) -> int:
         """Return a time after which ticks change nothing until new events come: every day closed, every version idle."""
@@ -589,10 +629,10 @@ class Agent:
             threshold = self.served.threshold(*w.name)
             w.measure(now, threshold)
             assert w.measured is not None
-            estimates += (*w.recent(now), *w.measured.estimates, *w.promise[1])
+            estimates += (*w.recent(now), *w.measured.estimates, *w.promise[1], *w.look_ahead(now).estimates)
             measured |= w.measured.readings
             served = self.served.standing(*w.name).served
-            views.append(w.view(self.served.current(*w.name), served[-1][0] if served else None, threshold))
+            views.append(w.view(now, self.served.current(*w.name), served[-1][0] if served else None, threshold))
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
         return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), {}, closed)
 

@@ -92,7 +92,8 @@ class Exporter(Collector):
 
 def _from_zero(sources: Iterable[str]) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the counters that are said from the start, because a rate does not see a series that begins above 0."""
-    yield "scorewatch_store_failures_total", ()
+    for name in ("scorewatch_store_failures_total", "scorewatch_not_waiting_total", "scorewatch_waiting_overflow_total"):
+        yield name, ()
     for action in ("rollback", "policy"):
         yield "scorewatch_action_failures_total", (("action", action),)
     for source in sorted(sources):
@@ -110,6 +111,11 @@ def _version(f: _Families, v: Version) -> None:
     if v.mature_days:
         f.put("scorewatch_matured", v.matured, *labels)
         f.put("scorewatch_never_labelled", v.never_labelled, *labels)
+    f.put("scorewatch_label_coverage", v.coverage, *labels)
+    f.put("scorewatch_label_completeness", v.completeness, *labels)
+    f.put("scorewatch_horizon_seconds", v.horizon / 1000, *labels)
+    f.put("scorewatch_suggested_horizon_seconds", None if v.suggested.horizon is None else v.suggested.horizon / 1000, *labels)
+    f.put("scorewatch_late_labels_share", v.suggested.late, *labels)
     f.put("scorewatch_last_event_timestamp_seconds", v.last_event / 1000, *labels)
     f.put("scorewatch_threshold", v.threshold, *labels)
     if v.policy is not None:
@@ -132,14 +138,17 @@ def _estimate(f: _Families, e: Estimate, role: str) -> None:
     if e.basis == "baseline":
         f.put(f"scorewatch_baseline_{e.metric}", e.value, *labels)
         return
-    available = (e.key.model, e.key.version, e.key.slice, e.window, e.metric, e.reason)
+    name = f"nowcast_{e.metric}" if e.basis == "nowcast" else e.metric
+    available = (e.key.model, e.key.version, e.key.slice, e.window, name, e.reason)
     f.put("scorewatch_estimate_available", 0.0 if e.reason else 1.0, *available)
     if e.reason:
         return
-    f.put(f"scorewatch_{e.metric}", e.value, *labels, e.window)
+    f.put(f"scorewatch_{name}", e.value, *labels, e.window)
     for end, bound in (("low", e.low), ("high", e.high)):
-        if f"scorewatch_{e.metric}_{end}" in SERIES:
-            f.put(f"scorewatch_{e.metric}_{end}", bound, *labels, e.window)
+        if f"scorewatch_{name}_{end}" in SERIES:
+            f.put(f"scorewatch_{name}_{end}", bound, *labels, e.window)
+    if name != e.metric:
+        return
     if e.metric == "mean_score":
         f.put("scorewatch_scored", e.n, *labels, e.window)
     elif e.metric == "prevalence":

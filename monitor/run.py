@@ -502,6 +502,12 @@ class Running:
         except PolicyError as e:
             raise Missing(str(e)) from None
 
+    def _audit(self, name: str) -> Any:
+        try:
+            return self.loop.agent.audit(name)
+        except PolicyError as e:
+            raise Missing(str(e)) from None
+
     def _months(self, name: str) -> Any:
         return self.loop.agent.all_months(name)
 

@@ -9,6 +9,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _VERSION = ("model", "version", "role")
 _WINDOW = (*_VERSION, "slice", "window")
+NOWCAST = ("prevalence", "bias", "recall", "precision")
+"""What is estimated of the newest 28 days that are not mature and whose labels are complete enough."""
 _POINTS = ("psi", "psi_null", "mce", "mce_width10", "ece_noise_floor")
 """Metrics that are numbers without an interval."""
 
@@ -29,6 +31,13 @@ def _estimates() -> dict[str, Series]:
         if name not in _POINTS:
             for end in ("low", "high"):
                 out[f"scorewatch_{name}_{end}"] = Series("gauge", _WINDOW, f"Interval of scorewatch_{name}: its {end} end.")
+        if name in NOWCAST:
+            expected = "Of days that are not mature, from the labels so far and how complete they are; no measurement: "
+            out[f"scorewatch_nowcast_{name}"] = Series("gauge", _WINDOW, f"{expected}{metric.help}")
+            for end in ("low", "high"):
+                out[f"scorewatch_nowcast_{name}_{end}"] = Series(
+                    "gauge", _WINDOW, f"Interval of scorewatch_nowcast_{name}: its {end} end."
+                )
         if metric.outcomes or name == "flagged_share":
             promise = f"What validation promised, under the current policy: {metric.help}"
             out[f"scorewatch_baseline_{name}"] = Series("gauge", (*_VERSION, "slice"), promise)
@@ -46,12 +55,31 @@ SERIES: dict[str, Series] = {
     "scorewatch_prediction_conflicts_total": Series("counter", (), "Repeated predictions that differ from the stored one."),
     "scorewatch_segment_overflow_total": Series("counter", (), "Predictions whose segment combination found no code any more."),
     "scorewatch_label_corrections_total": Series("counter", ("reason",), "Labels changed from 0 to 1 or from 1 to 0."),
+    "scorewatch_labels_held": Series("gauge", (), "Labels that came before their prediction and are held for it."),
+    "scorewatch_labels_dropped_total": Series(
+        "counter", ("reason",), "Held labels that no prediction took in time, or that did not fit it."
+    ),
+    "scorewatch_not_waiting_total": Series("counter", (), "Predictions that were counted but do not wait for their label."),
+    "scorewatch_waiting_overflow_total": Series(
+        "counter", (), "Those of them that were to wait and found no room; no weight makes up for them."
+    ),
     "scorewatch_predictions_total": Series("counter", _VERSION, "Predictions stored since the agent started."),
     "scorewatch_score": Series("histogram", _VERSION, "Scores stored since the agent started, in steps of .05."),
     "scorewatch_scored": Series("gauge", _WINDOW, "Predictions in the window."),
     "scorewatch_labelled": Series("gauge", _WINDOW, "Predictions of the mature window whose outcome counts."),
     "scorewatch_never_labelled": Series("gauge", _VERSION, "Predictions of the last 28 mature days without a label."),
     "scorewatch_matured": Series("gauge", _VERSION, "Predictions of the last 28 mature days."),
+    "scorewatch_label_coverage": Series(
+        "gauge", _VERSION, "Share of the expected labels of the last 28 mature days that came; label_prob says what is expected."
+    ),
+    "scorewatch_label_completeness": Series(
+        "gauge", _VERSION, "Share of the labels of waiting predictions that are in, of those that come by the horizon."
+    ),
+    "scorewatch_horizon_seconds": Series("gauge", _VERSION, "How long a day waits for its labels after it ended."),
+    "scorewatch_suggested_horizon_seconds": Series(
+        "gauge", _VERSION, "The smallest horizon by which .98 of the labels come that come before corrections end."
+    ),
+    "scorewatch_late_labels_share": Series("gauge", _VERSION, "Share of those labels that come after the configured horizon."),
     "scorewatch_waiting_predictions": Series("gauge", _VERSION, "Predictions of days that are not mature yet."),
     "scorewatch_known_so_far": Series("gauge", _VERSION, "Waiting predictions that have a label already; no measurement."),
     "scorewatch_estimate_available": Series(

@@ -168,6 +168,9 @@ def api_app(api: Api) -> Starlette:
         model = request.path_params["model"]
         return json_response([{"version": v, "day": iso(d * DAY)[:10]} for m, v, d in (await api.fresh()).closed if m == model])
 
+    async def audit(request: Request) -> Response:
+        return json_response(await _ask(api, "audit", name=request.path_params["model"]))
+
     async def policy(request: Request) -> Response:
         found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
         tag = f'"{found["checksum"]}"'
@@ -211,6 +214,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/reliability", bins),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
+        Route("/v1/models/{model}/audit", audit),
         Route("/v1/models/{model}/policy", policy),
         Route("/v1/models/{model}/versions/{version}/policy", policy),
         Route("/v1/models/{model}/activate", change("activate"), methods=["POST"]),
@@ -264,7 +268,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     estimates: dict[tuple[str, str], dict[str, Any]] = {}
     for e in s.estimates:
         where = estimates.setdefault((e.key.model, e.key.version), {}).setdefault(e.key.slice, {})
-        where.setdefault(e.window or e.basis, {})[e.metric] = number(e)
+        where.setdefault("nowcast" if e.basis == "nowcast" else e.window or e.basis, {})[e.metric] = number(e)
     return {
         "at": None if s.at is None else iso(s.at),
         "versions": [
@@ -279,6 +283,11 @@ def state_of(s: Snapshot) -> dict[str, Any]:
                 "waiting_days": [iso(d * DAY)[:10] for d in v.waiting_days],
                 "matured": v.matured,
                 "never_labelled": v.never_labelled,
+                "coverage": v.coverage,
+                "completeness": v.completeness,
+                "horizon_seconds": v.horizon / 1000,
+                "suggested_horizon_seconds": None if v.suggested.horizon is None else v.suggested.horizon / 1000,
+                "late_labels_share": v.suggested.late,
                 "policy": v.policy and v.policy.id,
                 "threshold": v.threshold,
                 "following": dict(v.following),

@@ -35,7 +35,7 @@ from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.snapshot import Version
 from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
-from monitor.series import SLICE_ESTIMATES
+from monitor.series import NOWCAST, SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
 
@@ -76,12 +76,26 @@ class Mature:
     readings: dict[tuple[Key, str], Reading]
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is expected of days that are not mature: nowcast estimates, and how labels come.
+
+    `completeness` is the share of the labels to come by the horizon that are in, None where it cannot be told.
+    """
+
+    state: tuple[Any, ...]
+    estimates: tuple[Estimate, ...]
+    completeness: float | None
+    suggested: SuggestedHorizon
+
+
 @dataclass(slots=True)
 class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
     `hours` holds a table per slice for each of the last hours, `following` how often each policy was named in them, `days`
-    the tables of the last 28 mature days by slice, `seen` when its last event came. `stale` hours are counted anew.
+    the tables of the last 28 mature days by slice, `open` those of the slice `all` of days that are not mature, `seen` when
+    its last event came. `stale` hours are counted anew.
     """
 
     store: Store
@@ -93,8 +107,10 @@ class Watched:
     hours: dict[int, list[Table]] = field(default_factory=dict)
     following: dict[int, dict[int, int]] = field(default_factory=dict)
     days: dict[int, Mapping[str, Table]] = field(default_factory=dict)
+    open: dict[int, Table] = field(default_factory=dict)
     revision: int = 0
     measured: Mature | None = None
+    ahead: Ahead | None = None
     promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
     histogram: NDArray[np.float64] | None = None
     score_sum: float = 0.0
@@ -290,6 +306,37 @@ class Watched:
         self.following = {h: t for h, t in self.following.items() if h >= oldest}
         self.days = {d: t for d, t in self.days.items() if d > first}
 
+    def count_open(self, day: int) -> None:
+        """Count a day that is not mature, with the labels it has so far."""
+        pieces = self.store.pieces_of(self.code, day)
+        every = np.zeros((1, max(len(self.store.combos.names), 1)), np.int32)
+        passed = self.store.passed.get((self.code, "day", day), {}).get("all", EMPTY)
+        self.open[day] = count_pieces(pieces, every, 1, self.horizon)[0] + passed
+        self.ahead = None
+
+    def look_ahead(self, now: int) -> Ahead:
+        """Return what is expected of days that are not mature: the newest 28 whose labels are complete enough.
+
+        Made anew once an hour, and when such a day was counted again. A reading to be shown, never one to act on.
+        """
+        waiting = set(self.waiting())
+        self.open = {d: t for d, t in self.open.items() if d in waiting}
+        state = (now // HOUR, self.revision, tuple(self.open))
+        if self.ahead is not None and self.ahead.state == state:
+            return self.ahead
+        aged = [(t, now - (d + 1) * DAY) for d, t in sorted(self.open.items())]
+        every = [(t["all"], now - (d + 1) * DAY) for d, t in sorted(self.days.items())] + aged
+        curves = delay_curves(every, *self.horizon)
+        rules = self.model.labels.rules
+        days = [(t, curves.at(age)) for t, age in aged]
+        shown = [d for d in days if readings.complete_enough(*d, rules)][-WINDOWS["28d"] // DAY :]
+        reading = readings.nowcast(shown or days, rules)
+        key = Key(*self.name, "all", max(self.open, default=now // DAY))
+        estimates = measure(reading, key, "28d", self.edges, None, NOWCAST)
+        suggested = suggested_horizon(every, *self.horizon)
+        self.ahead = Ahead(state, estimates, completeness(days), suggested)
+        return self.ahead
+
     # Measuring.
 
     def measure(self, now: int, threshold: float | None) -> None:
@@ -385,7 +432,7 @@ class Watched:
         """Return the months that have closed days."""
         return sorted({month_of(d) for v, d in self.store.closed if v == self.code})
 
-    def view(self, policy: Policy | None, activated_at: int | None, threshold: float | None) -> Version:
+    def view(self, now: int, policy: Policy | None, activated_at: int | None, threshold: float | None) -> Version:
         """Return the version as the snapshot shows it."""
         spans = {d: self.store.spans[self.code, d] for d in self.waiting()}
         following: dict[str, int] = {}
@@ -393,6 +440,7 @@ class Watched:
             for code, n in hour.items():
                 following[self.store.policies.names[code]] = following.get(self.store.policies.names[code], 0) + n
         mature = [t["all"] for t in self.days.values()]
+        ahead = self.look_ahead(now)
         bounds = [*map(str, _STEPS), "+Inf"]
         histogram = {} if self.histogram is None else dict(zip(bounds, self.histogram.cumsum().tolist(), strict=True))
         kind = "" if self.baseline is None else f"{self.baseline.provenance['kind']} until {iso(self.baseline.until)[:10]}"
@@ -409,7 +457,10 @@ class Watched:
             tuple(spans),
             tuple(sorted(self.days)),
             sum(t.n for t in mature),
-            sum(t.n - t.labelled for t in mature),
+            sum(t.n - t.labelled - t.out for t in mature),
+            coverage(total(mature)),
+            ahead.completeness,
+            ahead.suggested,
             policy,
             activated_at,
             threshold,

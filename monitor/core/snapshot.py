@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monitor.core.days import Key
+from monitor.core.delays import SuggestedHorizon
 from monitor.core.events import Ints
 from monitor.core.metrics import Estimate
 from monitor.core.policy import Policy
@@ -15,7 +16,9 @@ from monitor.core.rules import Alert, Rule
 class Version:
     """One version of one model: its role, what waits, what it is measured with, which policy it should follow.
 
-    Times are ms since 1970. `waiting` days are not mature yet; `known` of their rows have a label already. `following`
+    Times are ms since 1970. `waiting` days are not mature yet; `known` of their rows have a label already, which is the share
+    `completeness` of the labels that come by the horizon. `coverage` is the share of the labels of the last 28 mature days
+    that came of those to be expected. Both are None where they cannot be told. `following`
     counts the rows of the last 24 hours by the policy they named (empty text: none). `scores` is a histogram since the
     start: cumulative counts by upper bound, and the sum.
     """
@@ -34,6 +37,9 @@ class Version:
     mature_days: tuple[int, ...]
     matured: int
     never_labelled: int
+    coverage: float | None
+    completeness: float | None
+    suggested: SuggestedHorizon
     policy: Policy | None
     activated_at: int | None
     threshold: float | None

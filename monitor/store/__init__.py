@@ -182,13 +182,13 @@ class Store:
         self.keep_from: dict[int, int] = {}
         self.left: dict[int, int] = {int(v): day for v, day in json.loads(meta.get("left", "{}")).items()}
         self.touched: set[tuple[int, int]] = set()
-        self.changed: set[tuple[int, int]] = set(self.closed)
         self.refused = {"unknown_id": 0, "not_sampled": 0, "label_prob": 0}
         self.early = Early(self.log.db)
         self.newest: dict[int, int] = {}
         self.conflicts = self.overflown_combos = 0
         self.corrections = {"0_to_1": 0, "1_to_0": 0}
         self._reindex()
+        self.changed = self.spans.keys() - self.closed.keys()
 
     def _remove_orphans(self) -> None:
         """Delete ring files of a growth that did not commit, or whose old files were not deleted any more."""
