@@ -264,10 +264,11 @@ def valid_epochs(value: Floats | Ints) -> tuple[Ints, Bools]:
     """Return milliseconds for epoch numbers in s, ms, us or ns, told apart by magnitude, and which lie in 2000-2100."""
     ms = np.zeros(len(value), np.int64)
     good = np.zeros(len(value), bool)
-    for scale in (1_000, 1, 1 / 1_000, 1 / 1_000_000):  # s, ms, us, ns: their ranges for 2000-2100 do not overlap
-        here = (value >= EARLIEST / scale) & (value < LATEST / scale)
+    for unit in (1, 1_000, 1_000_000, 1_000_000_000):  # s, ms, us, ns: their ranges for 2000-2100 do not overlap
+        # Integer limits: a float one would round the last nanoseconds of 2099 out of the range.
+        here = (value >= EARLIEST // SECOND * unit) & (value < LATEST // SECOND * unit)
         if here.any():
             part = value[here]
-            ms[here] = part if scale == 1 else part // round(1 / scale) if scale < 1 else np.floor(part * np.float64(scale))
+            ms[here] = np.floor(part * 1_000.0) if unit == 1 else part // (unit // 1_000)
             good |= here
     return ms, good

@@ -125,7 +125,7 @@ def parse_time(value: Any) -> int:
     if EARLIEST <= value * 1_000 < LATEST:
         return int(value * 1_000)
     for scale in (1_000, 1_000_000):
-        if EARLIEST <= value / scale < LATEST:
+        if EARLIEST <= value // scale < LATEST:
             return int(value // scale)
     raise ValueError(f"{value!r}")
 

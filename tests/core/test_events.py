@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monitor.core.events import EARLIEST, LATEST, Batch, Coded, Labels, Predictions, Rejection, valid_epochs, valid_scores
@@ -141,6 +141,9 @@ def test_valid_scores():
 
 
 @given(st.integers(EARLIEST, LATEST - 1), st.integers(0, 999), st.integers(0, 999))
+@example(LATEST - 1, 999, 744)
+@example(LATEST - 1, 999, 999)
+@example(EARLIEST, 0, 0)
 def test_valid_epochs(ms, us, ns):
     """Every moment from 2000 to 2100 is told apart in s, ms, us and ns, whole parts of a ms cut off."""
     units = np.array([ms // 1000, ms, ms * 1000 + us, (ms * 1000 + us) * 1000 + ns], np.int64)
