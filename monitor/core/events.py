@@ -167,20 +167,24 @@ class Batch:
     position: str = ""
 
     def ts(self) -> Ints:
-        """Return the times of all accepted events in the order they were sent."""
-        parts = [p for p in (self.predictions, self.labels) if p is not None]
-        if not parts:
-            return np.empty(0, np.int64)
-        if len(parts) == 1:
-            return parts[0].ts
-        order = np.argsort(np.concatenate([p.index for p in parts]), kind="stable")
-        ts: Ints = np.concatenate([p.ts for p in parts])[order]
-        return ts
+        """Return the times of all accepted events in the order they were sent; of a label with its prediction the later one."""
+        return self._events()[1]
 
     def index(self) -> Ints:
-        """Return the positions in the request that `ts` belongs to, ascending."""
-        parts = [p.index for p in (self.predictions, self.labels) if p is not None]
-        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+        """Return the positions in the request that `ts` belongs to, ascending; each is there once."""
+        return self._events()[0]
+
+    def _events(self) -> tuple[Ints, Ints]:
+        parts = [p for p in (self.predictions, self.labels) if p is not None]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(parts) == 1:
+            return parts[0].index, parts[0].ts
+        index = np.concatenate([p.index for p in parts])
+        order = np.argsort(index, kind="stable")
+        index, first = np.unique(index[order], return_index=True)
+        ts: Ints = np.maximum.reduceat(np.concatenate([p.ts for p in parts])[order], first)
+        return index, ts
 
     def between(self, first: int, last: int) -> "Batch":
         """Return the accepted events whose position in the request is in [first, last)."""

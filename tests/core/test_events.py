@@ -1,5 +1,6 @@
 """Columns of events: cutting, joining, and what is valid."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -123,6 +124,41 @@ def test_parts_are_the_whole(cuts):
     parts = [BATCH.between(a, b) for a, b in pairwise(cuts)]
     assert [i for p in parts for i in p.index().tolist()] == BATCH.index().tolist()
     assert [t for p in parts for t in p.ts().tolist()] == BATCH.ts().tolist()
+
+
+BOTH = Batch(6, predictions([0, 2, 3], [50, 12, 90]), labels([1, 2, 3, 5], [11, 72, 13, 15]), (Rejection(4, "type", ""),))
+"""The events at 2 and 3 are labels that carry their predictions."""
+
+
+def test_labels_with_predictions():
+    """A label with its prediction is one event, as late as the later of the two, and is never cut in two."""
+    assert (BOTH.index().tolist(), BOTH.ts().tolist()) == ([0, 1, 2, 3, 5], [50, 11, 72, 90, 15])
+    assert positions(BOTH.between(2, 3)) == ([2], [2], [])
+    assert positions(BOTH.between(0, 2)) == ([0], [1], [])
+    assert positions(BOTH.after(3)) == ([3], [3, 5], [4])
+    p = BOTH.predictions
+    assert replace(BOTH, predictions=p.take(p.index != 2)).index().tolist() == [0, 1, 2, 3, 5]
+    one = BOTH.between(3, 4)
+    assert (one.index().tolist(), one.ts().tolist()) == ([3], [90])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 99), st.integers(0, 99)), max_size=12), st.integers(0, 12))
+def test_every_event_has_one_time(events, cut):
+    """Whatever kinds the events are of, each has one position and one time, also after a cut."""
+    p = [(i, at) for i, (scored, _, at, _) in enumerate(events) if scored]
+    k = [(i, at) for i, (_, labelled, _, at) in enumerate(events) if labelled]
+    batch = Batch(
+        len(events),
+        predictions(*map(list, zip(*p, strict=True))) if p else None,
+        labels(*map(list, zip(*k, strict=True))) if k else None,
+    )
+    expected = [(i, max(at for at, has in ((a, s), (b, o)) if has)) for i, (s, o, a, b) in enumerate(events) if s or o]
+    parts = [batch.between(0, cut), batch.after(cut)]
+    for found in (
+        list(zip(batch.index().tolist(), batch.ts().tolist(), strict=True)),
+        [pair for part in parts for pair in zip(part.index().tolist(), part.ts().tolist(), strict=True)],
+    ):
+        assert found == expected
 
 
 def test_read_from():
