@@ -1,5 +1,6 @@
 """The listeners from outside: every format, every rejection, tokens, policies, signals, and what the process needs."""
 
+import asyncio
 import base64
 import fcntl
 import gzip
@@ -22,8 +23,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitor.core.events import VERDICTS
+from monitor.core.events import VERDICTS, Receipt, Rejection
 from monitor.core.reasons import REJECTED
+from monitor.formats import Decoder, Hasher
+from monitor.sources.http import HttpReceiver
 
 ROOT = Path(__file__).parents[1]
 DAY = 86_400_000
@@ -372,6 +375,30 @@ def test_a_bare_nan_costs_only_its_own_item(agent):
         assert status == 200, (form, answer)
         assert brief(answer) == receipt(2, 0, [(1, "not_finite"), *broken.get(form, [])]), form
     metrics(a, 14)
+
+
+def test_what_a_receipt_says():
+    """Held labels and ids to review are in the answer when there are some, and not otherwise."""
+
+    def answer(receipt):
+        async def offer(batch):
+            return receipt
+
+        made = asyncio.run(
+            HttpReceiver(Decoder(Hasher("xxh3", bytes(16)), {"m": ()}), offer, 100).receive("labels", "", "", b"[]")
+        )
+        assert made.status == 200
+        return json.loads(made.body)
+
+    assert answer(Receipt(2, 1, ())) == {"accepted": 2, "duplicates": 1, "rejected": []}
+    body = answer(Receipt(2, 0, (Rejection(1, "type", "x"),), held=1, review=("b", "\u00fc")))
+    assert body == {
+        "accepted": 2,
+        "duplicates": 0,
+        "rejected": [{"index": 1, "reason": "type", "detail": "x"}],
+        "held": 1,
+        "review": ["b", "\u00fc"],
+    }
 
 
 NASTY = [

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,6 +77,14 @@ class HttpReceiver:
             return refuse(429, "busy", str(e))
         except Failed as e:
             return refuse(503, "store", str(e))
-        rejected = [{"index": r.index, "reason": r.reason, "detail": r.detail} for r in receipt.rejected]
-        body = msgspec.json.encode({"accepted": receipt.accepted, "duplicates": receipt.duplicates, "rejected": rejected})
-        return Answer(200, body)
+        return Answer(200, msgspec.json.encode(_json_of(receipt)))
+
+
+def _json_of(receipt: Receipt) -> dict[str, Any]:
+    rejected = [{"index": r.index, "reason": r.reason, "detail": r.detail} for r in receipt.rejected]
+    answer: dict[str, Any] = {"accepted": receipt.accepted, "duplicates": receipt.duplicates, "rejected": rejected}
+    if receipt.held:
+        answer["held"] = receipt.held
+    if receipt.review:
+        answer["review"] = receipt.review
+    return answer
