@@ -301,6 +301,8 @@ def test_every_bad_prediction_is_named_and_its_neighbours_are_kept(agent):
         ("id", {"id": ""}),
         ("id", {"id": "x" * 257}),
         ("unsupported", {"features": {"a": 1}}),
+        ("label_prob", {"label_prob": 0}),
+        ("type", {"cluster": 1.5}),
     ]
     events = [{**good, "id": "good-0"}]
     for i, (_, change) in enumerate(odd):
@@ -346,7 +348,10 @@ def test_every_bad_label_is_named_and_its_neighbours_are_kept(agent):
         ("unknown_id", {"id": "nobody"}),
         ("unknown_id", {"version": "v9"}),
         ("id", {"id": ""}),
-        ("unsupported", {"label_prob": 0.5}),
+        ("unsupported", {"weight": 0.5}),
+        ("label_prob", {"label_prob": 2}),
+        ("label_prob", {"label_prob": 0.5, "prediction": {"ts": at, "score": 0.5, "label_prob": 0.6}}),
+        ("out_of_range", {"prediction": {"ts": at, "score": 2}}),
     ]
     events = [{**new, "id": "39", "label": 1}]
     for i, (_, change) in enumerate(odd):
@@ -411,8 +416,8 @@ NASTY = [
 def test_no_value_of_any_field_costs_more_than_its_item(agent, form):
     """Whatever a field holds, the answer is 200, the item is taken or rejected by its index, and its neighbours are stored."""
     a = agent(wall("segments: [country]"))
-    prediction = scored("", segments={"country": "DE"}, verdict="pass", policy="1-1")
-    label = labelled("", revision=0, model="m", version="v1")
+    prediction = scored("", segments={"country": "DE"}, verdict="pass", policy="1-1", label_prob=0.5, cluster="c")
+    label = labelled("", revision=0, model="m", version="v1", label_prob=0.5, prediction=None)
     sent = 0
     for kind, event in (("predictions", prediction), ("labels", label)):
         for field in event:

@@ -15,7 +15,7 @@ REJECTED = {
     "unknown_model": "The model is not in the configuration.",
     "unknown_id": "No waiting prediction has this id, and none that the label could wait for.",
     "not_sampled": "The prediction did not wait for its label, so the sample is without it.",
-    "label_prob": "The probability that the label is looked for is not the one that was given before.",
+    "label_prob": "The probability that the label is looked for is not between 1e-6 and 1, or not the one that was given before.",
     "unknown_policy": "The event names a policy that the agent does not have.",
     "too_many_versions": "The model already has as many versions as the agent follows.",
     "id": "The id is empty or longer than 256 characters.",

@@ -1,4 +1,7 @@
-"""CSV with a header line: predictions, labels, or both in one file (a row with a score is a prediction, else a label)."""
+"""CSV with a header line: predictions, labels, or both in one file (a row with a score is a prediction, else a label).
+
+A row with `score`, `label` and `prediction_ts` is a label that carries its prediction; its `ts` is that of the label.
+"""
 
 import csv
 import io
@@ -9,8 +12,10 @@ from typing import Any
 from monitor.core.events import Batch
 from monitor.formats.json import Decoder, Maker
 
-_NUMBERS = ("score", "label", "revision")
-_FIELDS = ("id", "ts", "model", "version", "score", "segments", "verdict", "flagged", "policy", "label", "revision")
+_NUMBERS = ("score", "label", "revision", "label_prob")
+_TIMES = ("ts", "prediction_ts")
+_CARRIED = ("version", "score", "segments", "verdict", "flagged", "policy", "cluster")
+_FIELDS = ("id", "model", *_TIMES, *_NUMBERS, *_CARRIED)
 
 
 def header(line: str) -> list[str]:
@@ -66,6 +71,8 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
         return False
     try:
         c["ts"] = list(map(int, c["ts"])) if all(map(str.isdigit, c["ts"])) else c["ts"]
+        if "label_prob" in c:
+            c["label_prob"] = list(map(float, c["label_prob"]))
         if labels:
             c["label"] = [("0", "1").index(v) for v in c["label"]]
             c["revision"] = list(map(int, c["revision"])) if "revision" in c else [0] * n
@@ -93,7 +100,7 @@ def _item(names: list[str], row: list[str]) -> Any:
     for name, value in zip(names, row, strict=True):
         if value == "":
             continue
-        if name in _NUMBERS or (name == "ts" and value.lstrip("-").replace(".", "", 1).isdigit()):
+        if name in _NUMBERS or (name in _TIMES and value.lstrip("-").replace(".", "", 1).isdigit()):
             item[name] = _number(value)
         elif name == "flagged":
             item[name] = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
@@ -103,6 +110,8 @@ def _item(names: list[str], row: list[str]) -> Any:
             segments[name] = value
     if segments:
         item["segments"] = segments
+    if item.keys() >= {"score", "label", "prediction_ts"}:
+        item["prediction"] = {"ts": item.pop("prediction_ts")} | {name: item.pop(name) for name in _CARRIED if name in item}
     return item
 
 

@@ -6,6 +6,7 @@ from itertools import repeat
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from monitor.core.events import U64x2
 
@@ -28,6 +29,13 @@ class Hasher:
         """Return the hashes of model, a zero byte, and id, shape (n, 2)."""
         prefix = model.encode() + b"\0"
         return np.frombuffer(self._digests([prefix + i for i in ids]), "<u8").reshape(-1, 2)
+
+    def clusters(self, model: str, clusters: list[bytes]) -> NDArray[np.uint32]:
+        """Return 32-bit hashes of model and cluster, shape (n,); never 0, which means no cluster."""
+        prefix = b"\2" + model.encode() + b"\0"
+        digests = np.frombuffer(self._digests([prefix + c for c in clusters]), "<u4")
+        hashes: NDArray[np.uint32] = np.maximum(digests[::4], np.uint32(1))
+        return hashes
 
     def version(self, model: str, version: str) -> U64x2:
         """Return the mask of a version, shape (2,); id hash XOR mask is the key of a stored row.

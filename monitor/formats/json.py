@@ -6,8 +6,9 @@ item with a reason for each rejected one. Slices of about 190 kB keep the struct
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from types import NoneType
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from monitor.core.events import (
     EARLIEST,
     LATEST,
+    MIN_PROB,
     UNDECIDED,
     VERDICTS,
     Batch,
@@ -26,6 +28,7 @@ from monitor.core.events import (
     Labels,
     Predictions,
     Rejection,
+    prob_code,
     valid_epochs,
     valid_scores,
 )
@@ -34,11 +37,13 @@ from monitor.formats.ids import Hasher
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
+Prob = Annotated[float, Meta(ge=MIN_PROB, le=1)]
 Combo = tuple[tuple[str, str], ...]
 
 _SLICE = 190_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNSUPPORTED = ("scores", "features", "weight", "label_prob", "cluster")
+_UNSUPPORTED = ("scores", "features", "weight")
+_COLUMNS = {"id", "ts", "model", "version", "score", "segments", "combo", "verdict", "policy", "label_prob", "cluster"}
 _EMPTY = Raw(b"{}")
 
 
@@ -65,6 +70,8 @@ class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     verdict: str | None = None
     flagged: bool | None = None
     policy: Annotated[str, Meta(max_length=128)] | None = None
+    label_prob: Prob | None = None
+    cluster: Id | int | None = None
 
 
 class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -78,6 +85,12 @@ class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     revision: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
+class FullLabel(LeanLabel, gc=False, forbid_unknown_fields=True):
+    """A label with every optional field but its prediction."""
+
+    label_prob: Prob | None = None
+
+
 class Head(msgspec.Struct):
     """What tells a single event from columns."""
 
@@ -89,6 +102,7 @@ class Head(msgspec.Struct):
 lean_prediction = msgspec.json.Decoder(LeanPrediction)
 full_prediction = msgspec.json.Decoder(FullPrediction)
 lean_label = msgspec.json.Decoder(LeanLabel)
+full_label = msgspec.json.Decoder(FullLabel)
 _head = msgspec.json.Decoder(Head)
 _raws = msgspec.json.Decoder(list[Raw])
 _segments = msgspec.json.Decoder(dict[str, str])
@@ -172,11 +186,14 @@ def combo_of(segments: Mapping[str, str], names: tuple[str, ...]) -> Combo:
 
 
 class Decoder:
-    """Bytes -> Batch for the configured models. `segments` maps a model (or "*") to the names of its segments."""
+    """Bytes -> Batch for the configured models. `segments` maps a model (or "*") to the names of its segments.
 
-    def __init__(self, hasher: Hasher, segments: Mapping[str, tuple[str, ...]]) -> None:
+    Predictions of the models in `review` (or "*", for the models without an entry) keep their ids as sent.
+    """
+
+    def __init__(self, hasher: Hasher, segments: Mapping[str, tuple[str, ...]], review: frozenset[str] = frozenset()) -> None:
         self.hasher = hasher
-        self.segments = segments
+        self.segments, self.review = segments, review
         self.only_model = next(iter(segments)) if len(segments) == 1 and "*" not in segments else None
         self._caches: dict[str, _SegmentCache] = {}
 
@@ -187,6 +204,10 @@ class Decoder:
     def segment_names(self, model: str) -> tuple[str, ...]:
         """Return the configured segments of the model."""
         return self.segments.get(model, self.segments.get("*", ()))
+
+    def reviewed(self, model: str) -> bool:
+        """Return whether predictions of the model keep their ids as sent."""
+        return model in self.review or ("*" in self.review and model not in self.segments)
 
     def _cache(self, model: str) -> _SegmentCache:
         if model not in self._caches:
@@ -206,7 +227,7 @@ class Decoder:
 
     def _typed(self, made: "Maker", part: memoryview, kind: str) -> bool:
         """Decode a slice with the typed decoders; False when a line needs the slow path."""
-        for decoder in (lean_label,) if kind == "labels" else (lean_prediction, full_prediction):
+        for decoder in (lean_label, full_label) if kind == "labels" else (lean_prediction, full_prediction):
             try:
                 items: Any = decoder.decode_lines(part)
             except (msgspec.DecodeError, RecursionError):
@@ -317,6 +338,7 @@ class Maker:
             if any(e.flagged is not None and e.verdict is not None for e in items):
                 return False
             columns |= {"verdict": verdict, "policy": [e.policy for e in items]}
+            columns |= {"label_prob": [e.label_prob for e in items], "cluster": [e.cluster for e in items]}
         return self.columns(columns, n)
 
     def columns(self, c: Mapping[str, Any], n: int) -> bool:
@@ -324,7 +346,7 @@ class Maker:
 
         Segments come as `segments` (raw JSON or objects) or ready-made as `combo`.
         """
-        if c.keys() - {"id", "ts", "model", "version", "score", "segments", "combo", "verdict", "policy"} or not n:
+        if c.keys() - _COLUMNS or not n:
             return False
         try:
             score = np.array(c["score"], np.float64) if all(type(s) in (float, int) for s in c["score"]) else None
@@ -358,6 +380,9 @@ class Maker:
                 codes,
                 combo,
                 policy,
+                _prob_codes(_spread(c["label_prob"], n)) if "label_prob" in c else None,
+                self._clusters(names, _spread(c["cluster"], n)) if "cluster" in c else None,
+                self._sent(names, ids),
             )
             _encode(names.names, policy.names, combo.names)
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError, RecursionError):
@@ -368,7 +393,7 @@ class Maker:
         return True
 
     def _typed_labels(self, items: list[Any], n: int) -> bool:
-        columns = {name: [getattr(e, name) for e in items] for name in ("id", "ts", "model", "version", "label", "revision")}
+        columns = {name: [getattr(e, name) for e in items] for name in items[0].__struct_fields__}
         return self.label_columns(columns, n)
 
     def label_columns(self, c: Mapping[str, list[Any]], n: int) -> bool:
@@ -386,7 +411,11 @@ class Maker:
             return False
         ids = self._ids(names, encoded)
         label, revision = np.array(c["label"], np.int8), np.array(c["revision"], np.uint8)
-        self._labels.append(Labels(self._index(n), ids, ts, names, label, revision))
+        try:
+            probs = _prob_codes(c["label_prob"]) if "label_prob" in c else None
+        except ValueError:
+            return False
+        self._labels.append(Labels(self._index(n), ids, ts, names, label, revision, probs))
         self.size += n
         return True
 
@@ -394,14 +423,32 @@ class Maker:
         return np.arange(self.size, self.size + n, dtype=np.int64)
 
     def _ids(self, names: Coded, ids: list[bytes]) -> NDArray[np.uint64]:
-        models = {m for m, _ in names.names}
-        if len(models) == 1:
-            return self.decoder.hasher.ids(models.pop(), ids)
-        out = np.empty((len(ids), 2), np.uint64)
-        for model in models:
-            at = np.flatnonzero(np.array([m == model for m, _ in names.names])[names.codes])
-            out[at] = self.decoder.hasher.ids(model, [ids[i] for i in at])
-        return out
+        return _by_model(self.decoder.hasher.ids, names, ids)
+
+    def _clusters(self, names: Coded, values: list[Any]) -> NDArray[np.uint32] | None:
+        """Return the hashes of clusters, 0 where there is none; raise ValueError when a value needs the slow path."""
+        missing = values.count(None)
+        if missing == len(values):
+            return None
+        if not set(map(type, values)) <= {str, int, NoneType}:
+            raise ValueError("cluster")
+        texts = ["" if v is None else str(v) for v in values]
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        if np.count_nonzero(sizes) != len(values) - missing or sizes.max() > 256:
+            raise ValueError("cluster")
+        hashes: NDArray[np.uint32] = _by_model(self.decoder.hasher.clusters, names, list(map(str.encode, texts)))
+        return np.where(sizes > 0, hashes, np.uint32(0))
+
+    def _sent(self, names: Coded, ids: list[bytes]) -> NDArray[Any] | None:
+        """Return the ids of rows whose model is reviewed, None for the others; None when no row is."""
+        if not self.decoder.review:
+            return None
+        reviewed = np.array([self.decoder.reviewed(m) for m, _ in names.names])
+        if not reviewed.any():
+            return None
+        column = np.array(ids, object)
+        column[~reviewed[names.codes]] = None
+        return column
 
     def _combos(self, names: Coded, segments: list[Any]) -> Coded:
         models = [m for m, _ in names.names]
@@ -448,16 +495,22 @@ class Maker:
     def _take(self, item: Any) -> None:
         if not isinstance(item, dict):
             raise _Wrong("malformed", item if isinstance(item, str) else f"expected an object, found {type(item).__name__}")
-        for field in _UNSUPPORTED:
-            if item.get(field) is not None:
-                raise _Wrong("unsupported", field)
+        carried = item.get("prediction")
         kind = self.kind
         if kind == "events":
-            kind = "labels" if "label" in item and "score" not in item else "predictions"
-        if kind == "predictions" and "label" in item:
-            raise _Wrong("unsupported", "label inside a prediction; send labels to /v1/labels")
-        values = self._prediction(item) if kind == "predictions" else self._label(item)
-        self._slow[kind].append((self.size, *values))
+            kind = "labels" if "label" in item and ("score" not in item or carried is not None) else "predictions"
+        if kind == "predictions":
+            self._slow["predictions"].append((self.size, *self._prediction(item)))
+            return
+        label = self._label(item)
+        if carried is not None:
+            try:
+                prediction = self._prediction(_carried(item, carried, label[2]))
+            except _Wrong as e:
+                raise _Wrong(e.args[0], f"prediction: {e.args[1]}") from None
+            self._slow["predictions"].append((self.size, *prediction))
+            label = (*label[:2], prediction[2], *label[3:])  # it goes to no other version
+        self._slow["labels"].append((self.size, *label))
 
     def _common(self, item: dict[str, Any]) -> tuple[bytes, int]:
         ident = item.get("id")
@@ -495,7 +548,22 @@ class Maker:
         except UnicodeEncodeError:
             raise _Wrong("malformed", f"{field} holds a lone surrogate") from None
 
+    def _cluster(self, item: dict[str, Any]) -> str | None:
+        value = item.get("cluster")
+        text = str(value) if type(value) is int else value
+        if text is None:
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _Wrong("not_finite", f"cluster: {value!r}")
+        if not isinstance(text, str) or not 0 < len(text) <= 256:
+            raise _Wrong("type", f"cluster: {value!r} (text of 1 to 256 characters, or an integer)")
+        self._text("cluster", text)
+        return text
+
     def _prediction(self, item: dict[str, Any]) -> tuple[Any, ...]:
+        _supported(item)
+        if "label" in item:
+            raise _Wrong("unsupported", "label inside a prediction; send the label to /v1/labels with its prediction inside")
         ident, ts = self._common(item)
         model, version = self._name(item, "model"), self._name(item, "version")
         if not self.decoder.known(model):
@@ -523,10 +591,13 @@ class Maker:
             raise _Wrong("type", f"policy: {policy!r}")
         self._text("policy", policy or "")
         code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]
+        combo = combo_of(segments, self.decoder.segment_names(model))
+        prob, cluster = _label_prob(item), self._cluster(item)
         self.clipped += int(clipped[0])
-        return ident, ts, (model, version), clean[0], code, combo_of(segments, self.decoder.segment_names(model)), policy or ""
+        return ident, ts, (model, version), clean[0], code, combo, policy or "", prob, cluster
 
     def _label(self, item: dict[str, Any]) -> tuple[Any, ...]:
+        _supported(item)
         ident, ts = self._common(item)
         model, version = item.get("model"), item.get("version")
         if model is None:
@@ -550,11 +621,11 @@ class Maker:
             raise _Wrong("label_class", f"label: {label!r}")
         if type(revision) is not int or not 0 <= revision <= 255:
             raise _Wrong("type", f"revision: {revision!r} (0 to 255)")
-        return ident, ts, (model, version), int(label), revision
+        return ident, ts, (model, version), int(label), revision, _label_prob(item)
 
     def _flush(self) -> None:
         if rows := self._slow["predictions"]:
-            index, ids, ts, version, score, verdict, combo, policy = map(list, zip(*rows, strict=True))
+            index, ids, ts, version, score, verdict, combo, policy, prob, cluster = map(list, zip(*rows, strict=True))
             names = Coded.of(version)
             self._predictions.append(
                 Predictions(
@@ -566,13 +637,16 @@ class Maker:
                     np.array(verdict, np.uint8),
                     Coded.of(combo),
                     Coded.of(policy),
+                    _prob_codes(prob),
+                    self._clusters(names, cluster),
+                    self._sent(names, ids),
                 )
             )
         if rows := self._slow["labels"]:
-            index, ids, ts, version, label, revision = map(list, zip(*rows, strict=True))
+            index, ids, ts, version, label, revision, prob = map(list, zip(*rows, strict=True))
             names = Coded.of(version)
             ms, keys = np.array(ts, np.int64), self._ids(names, ids)
-            columns = np.array(label, np.int8), np.array(revision, np.uint8)
+            columns = np.array(label, np.int8), np.array(revision, np.uint8), _prob_codes(prob)
             self._labels.append(Labels(np.array(index, np.int64), keys, ms, names, *columns))
 
     def batch(self) -> Batch:
@@ -586,6 +660,67 @@ class Maker:
             self.now,
             self.clipped,
         )
+
+
+def _supported(item: dict[str, Any]) -> None:
+    for field in _UNSUPPORTED:
+        if item.get(field) is not None:
+            raise _Wrong("unsupported", field)
+
+
+def _label_prob(item: dict[str, Any]) -> float | None:
+    value = item.get("label_prob")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Wrong("type", f"label_prob: {value!r}")
+    if not math.isfinite(value):
+        raise _Wrong("not_finite", f"label_prob: {value!r}")
+    if not MIN_PROB <= value <= 1:
+        raise _Wrong("label_prob", f"{value!r}")
+    return float(value)
+
+
+def _carried(item: dict[str, Any], prediction: Any, name: tuple[str, str | None]) -> dict[str, Any]:
+    """Return the prediction that a label carries, under the label's id and model; what both say must be the same."""
+    if not isinstance(prediction, dict):
+        raise _Wrong("type", f"expected an object, found {type(prediction).__name__}")
+    known = {"id": item["id"], "model": name[0]} | ({} if name[1] is None else {"version": name[1]})
+    for field, value in known.items():
+        if prediction.get(field) not in (None, value):
+            raise _Wrong("type", f"{field}: {prediction[field]!r}, the label has {value!r}")
+    own, its = _label_prob(item), _label_prob(prediction)
+    if own is not None and its is not None and np.ptp(prob_code(np.array([own, its]))) > 0:
+        raise _Wrong("label_prob", f"{its!r}, the label has {own!r}")
+    return prediction | known
+
+
+def _prob_codes(values: list[Any]) -> NDArray[np.uint16] | None:
+    """Return the codes of label probabilities, 0 for None, or None when all are; raise ValueError when one is not valid."""
+    missing = values.count(None)
+    if missing == len(values):
+        return None
+    p = np.array(values, np.float64)
+    good = (p >= MIN_PROB) & (p <= 1)
+    if np.count_nonzero(good) != len(values) - missing or not set(map(type, values)) <= {float, int, NoneType}:
+        raise ValueError("label_prob")
+    codes = np.zeros(len(values), np.uint16)
+    codes[good] = prob_code(p[good])
+    return codes
+
+
+def _by_model(hashed: Callable[[str, list[bytes]], NDArray[Any]], names: Coded, texts: list[bytes]) -> NDArray[Any]:
+    """Return the hashes of texts, each under the model of its row."""
+    models = list(dict.fromkeys(m for m, _ in names.names))
+    if len(models) == 1:
+        return hashed(models[0], texts)
+    code = np.array([models.index(m) for m, _ in names.names])[names.codes]
+    rows = [np.flatnonzero(code == i) for i in range(len(models))]
+    parts = [hashed(model, [texts[i] for i in at]) for model, at in zip(models, rows, strict=True)]
+    out = np.empty((len(texts), *parts[0].shape[1:]), parts[0].dtype)
+    for at, part in zip(rows, parts, strict=True):
+        out[at] = part
+    return out
 
 
 def _is_name(value: Any) -> bool:

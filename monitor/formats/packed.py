@@ -4,8 +4,20 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from monitor.core.events import UNDECIDED, VERDICTS, Batch, Coded, Predictions, Rejection, valid_epochs, valid_scores
+from monitor.core.events import (
+    MIN_PROB,
+    UNDECIDED,
+    VERDICTS,
+    Batch,
+    Coded,
+    Predictions,
+    Rejection,
+    prob_code,
+    valid_epochs,
+    valid_scores,
+)
 from monitor.formats.json import Decoder, Name, combo_of
 
 
@@ -13,7 +25,8 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """n predictions of one model and version.
 
     `ts` int64 ms and `score` float64; `segments` uint16 positions in `combos`, each {segment: value}; `verdict` uint8
-    positions in pass, flag, review, abstain, block, or 255 where the policy says it.
+    positions in pass, flag, review, abstain, block, or 255 where the policy says it; `label_prob` float64; `cluster` a line
+    for each row, empty where it has none.
     """
 
     n: int
@@ -26,6 +39,8 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     combos: list[dict[str, str]] = []
     verdict: bytes | None = None
     policy: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    label_prob: bytes | None = None
+    cluster: str | None = None
 
 
 _packed = msgspec.json.Decoder(Packed)
@@ -60,13 +75,32 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
     ms, in_time = valid_epochs(ts)
     clean, inside, clipped = valid_scores(score)
     sized = np.fromiter((0 < len(i) <= 256 or 0 < len(i.decode()) <= 256 for i in ids), bool, f.n)
+    # A row is rejected for the first of these that it fails.
+    checks: list[tuple[NDArray[np.bool_], str, str, Any]] = [
+        (sized, "id", "id", ids),
+        (in_time, "timestamp", "ts", ts),
+        (np.isfinite(score), "not_finite", "score", score),
+        (inside, "out_of_range", "score", score),
+    ]
+    label_prob = cluster = None
+    if f.label_prob is not None:
+        prob = _array("label_prob", f.label_prob, "<f8", f.n)
+        valid = (prob >= MIN_PROB) & (prob <= 1)
+        checks += [(np.isfinite(prob), "not_finite", "label_prob", prob), (valid, "label_prob", "label_prob", prob)]
+        label_prob = prob_code(np.where(valid, prob, 1.0))
+    if f.cluster is not None and f.n:
+        clusters = f.cluster.encode().split(b"\n")
+        if len(clusters) != f.n:
+            raise ValueError(f"cluster: {len(clusters)} lines, n is {f.n}")
+        short = np.fromiter((len(c) <= 256 or len(c.decode()) <= 256 for c in clusters), bool, f.n)
+        checks.append((short, "type", "cluster", clusters))
+        there = np.fromiter(map(bool, clusters), bool, f.n)
+        cluster = np.where(there, decoder.hasher.clusters(f.model, clusters), np.uint32(0)) if there.any() else None
+    good = np.logical_and.reduce([passed for passed, *_ in checks])
     rejected = []
-    for i in np.flatnonzero(~(in_time & inside & sized)).tolist():
-        value = float(score[i])
-        reason = (
-            "id" if not sized[i] else "timestamp" if not in_time[i] else "out_of_range" if np.isfinite(value) else "not_finite"
-        )
-        rejected.append(Rejection(i, reason, f"score {value!r}, ts {int(ts[i])}, id of {len(ids[i])} bytes"))
+    for i in np.flatnonzero(~good).tolist():
+        reason, name, column = next(check for passed, *check in checks if not passed[i])
+        rejected.append(Rejection(i, reason, f"{name}: {column[i]}"[:200]))
     made = Predictions(
         index,
         decoder.hasher.ids(f.model, ids),
@@ -76,7 +110,10 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
         verdict,
         Coded(tuple(combos), codes),
         Coded((f.policy or "",), np.zeros(f.n, np.int32)),
+        label_prob,
+        cluster,
+        np.array(ids, object) if decoder.reviewed(f.model) else None,
     )
     if rejected:
-        made = made.take(in_time & inside & sized)
-    return Batch(f.n, made if len(made) else None, None, tuple(rejected), None, int(clipped[in_time & sized].sum()))
+        made = made.take(good)
+    return Batch(f.n, made if len(made) else None, None, tuple(rejected), None, int(clipped[good].sum()))

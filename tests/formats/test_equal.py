@@ -11,23 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.core.events import EARLIEST, LATEST, UNDECIDED, VERDICTS, Labels, Predictions
+from monitor.core.events import EARLIEST, LATEST, MIN_PROB, UNDECIDED, VERDICTS, Labels, Predictions
 from monitor.formats import Decoder, Hasher, decode
 
-DECODER = Decoder(Hasher("xxh3", b"0123456789abcdef"), {"m": ("country", "channel"), "n": ()})
+DECODER = Decoder(Hasher("xxh3", b"0123456789abcdef"), {"m": ("country", "channel"), "n": ()}, frozenset({"m"}))
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 IDS = st.one_of(TEXT, st.text("ü☃", min_size=200, max_size=256)).filter(lambda s: "\n" not in s)
 TIMES = st.integers(EARLIEST, LATEST - 1)
 SCORES = st.one_of(st.floats(0, 1), st.sampled_from([0, 1, 0.0, 1.0, -1e-10, 1 + 1e-10]))
 SEGMENTS = st.dictionaries(st.sampled_from(["country", "channel", "other"]), TEXT, max_size=3)
+PROBS = st.one_of(st.floats(MIN_PROB, 1), st.sampled_from([1, MIN_PROB]))
+CLUSTERS = st.one_of(TEXT, st.integers()).filter(lambda c: "\n" not in str(c))
+OPTIONAL = {"segments": SEGMENTS, "verdict": st.sampled_from(VERDICTS[:5]), "policy": TEXT, "cluster": CLUSTERS}
 PREDICTION = st.fixed_dictionaries(
     {"id": IDS, "ts": TIMES, "model": st.sampled_from(["m", "n"]), "version": TEXT, "score": SCORES},
-    optional={"segments": SEGMENTS, "verdict": st.sampled_from(VERDICTS[:5]), "policy": TEXT},
+    optional=OPTIONAL | {"label_prob": PROBS},
 )
 LABEL = st.fixed_dictionaries(
     {"id": IDS, "label": st.integers(0, 1), "ts": TIMES, "model": st.sampled_from(["m", "n"])},
-    optional={"version": TEXT, "revision": st.integers(0, 255)},
+    optional={"version": TEXT, "revision": st.integers(0, 255), "label_prob": PROBS},
 )
+CARRIED = st.fixed_dictionaries({"ts": TIMES, "version": TEXT, "score": SCORES}, optional=OPTIONAL)
 
 
 def rows(columns):
@@ -37,8 +41,10 @@ def rows(columns):
     names = {Predictions: ("version", "combo", "policy"), Labels: ("version",)}[type(columns)]
     coded = [[getattr(columns, name).names[c] for c in getattr(columns, name).codes] for name in names]
     plain = ("ts", "score", "verdict") if type(columns) is Predictions else ("ts", "label", "revision")
+    extra = ("label_prob", "cluster", "sent") if type(columns) is Predictions else ("label_prob",)
     arrays = [getattr(columns, name).tolist() for name in ("index", *plain)]
-    return list(zip(*arrays, map(tuple, columns.ids.tolist()), *coded, strict=True))
+    optional = [["no column"] * len(columns) if (c := getattr(columns, name)) is None else c.tolist() for name in extra]
+    return list(zip(*arrays, map(tuple, columns.ids.tolist()), *coded, *optional, strict=True))
 
 
 def lines(events, **how):
@@ -54,7 +60,12 @@ def list_columns(events):
 
 def table(events):
     """Return CSV; what an event leaves out is empty."""
-    flat = [{k: v for k, v in e.items() if k != "segments"} | e.get("segments", {}) for e in events]
+    flat = []
+    for e in events:
+        carried = {"prediction_ts" if k == "ts" else k: v for k, v in e.get("prediction", {}).items()}
+        row = e | carried
+        segments = row.pop("segments", {})
+        flat.append({k: v for k, v in row.items() if k != "prediction"} | segments)
     out = io.StringIO()
     writer = csv.DictWriter(
         out, list(dict.fromkeys(name for e in flat for name in e)), lineterminator="\r\n", quoting=csv.QUOTE_ALL
@@ -65,7 +76,7 @@ def table(events):
 
 
 def packed(events, codes=True):
-    """Return packed columns of events of one model and version, without policies of their own."""
+    """Return packed columns of events of one model and version, without policies of their own; all or none have a label_prob."""
     frame = {"n": len(events), "id": "\n".join(e["id"] for e in events)}
     frame |= {name: events[0][name] for name in ("model", "version")}
     frame["combos"] = [e.get("segments", {}) for e in events]
@@ -76,6 +87,10 @@ def packed(events, codes=True):
         "segments": np.arange(len(events), dtype="<u2"),
         "verdict": np.array(verdicts, "u1"),
     }
+    if "label_prob" in events[0]:
+        arrays["label_prob"] = np.array([e["label_prob"] for e in events], "<f8")
+    if any("cluster" in e for e in events):
+        frame["cluster"] = "\n".join(str(e.get("cluster", "")) for e in events)
     return json.dumps(frame | {name: base64.b64encode(a.tobytes()).decode() for name, a in arrays.items()}).encode()
 
 
@@ -104,7 +119,8 @@ def test_predictions(events):
 @settings(max_examples=100, deadline=None)
 def test_packed(events):
     """A packed frame is the same predictions."""
-    events = [e | {"model": events[0]["model"], "version": events[0]["version"]} for e in events]
+    same = {name: events[0][name] for name in ("model", "version", "label_prob") if name in events[0]}
+    events = [{k: v for k, v in e.items() if k != "label_prob"} | same for e in events]
     assert taken(packed(events), "predictions") == taken(lines(events), "predictions", "application/x-ndjson")
 
 
@@ -121,6 +137,38 @@ def test_labels(events):
     assert taken(lines(events), "events", "application/x-ndjson") == expected
     assert taken(list_columns([{"revision": 0, **e} for e in events]), "labels") == expected
     assert taken(table(events), "labels", "text/csv") == expected
+
+
+@given(st.lists(st.tuples(LABEL, st.none() | CARRIED, st.sampled_from(["label", "prediction", "both"])), min_size=1, max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_labels_with_their_predictions(drawn):
+    """A label that carries its prediction is that prediction and that label at one position, in every form."""
+    events, flat, predictions, labels = [], [], [], []
+    for label, carried, where in drawn:
+        if carried is None:
+            events.append(label)
+            labels.append(label)
+            flat.append(label)
+            continue
+        prob = {"label_prob": label["label_prob"]} if "label_prob" in label else {}
+        plain = {k: v for k, v in label.items() if k not in ("label_prob", "version")}
+        label, carried = plain | (prob if where != "prediction" else {}), carried | (prob if where != "label" else {})
+        events.append(label | {"prediction": carried})
+        flat.append(plain | prob | {"prediction": {k: v for k, v in carried.items() if k != "label_prob"}})
+        predictions.append((len(labels), carried | {"id": label["id"], "model": label["model"]}))
+        labels.append(label | {"version": carried["version"]})
+    found = taken(lines(events), "labels", "application/x-ndjson")
+    alone = (
+        taken(lines([p for _, p in predictions]), "predictions", "application/x-ndjson") if predictions else ([], [], (), 0, 0)
+    )
+    assert found[0] == [(at, *row[1:]) for (at, _), row in zip(predictions, alone[0], strict=True)]
+    assert found[1:] == (taken(lines(labels), "labels", "application/x-ndjson")[1], (), alone[3], len(events))
+    assert taken(json.dumps(events).encode(), "labels") == found
+    assert taken(lines(events), "events", "application/x-ndjson") == found
+    assert taken(list_columns([{"revision": 0, **e} for e in events]), "labels") == found
+    in_csv = taken(lines(flat), "labels", "application/x-ndjson")
+    assert taken(table(flat), "labels", "text/csv") == in_csv
+    assert taken(table(flat), "events", "text/csv") == in_csv
 
 
 @given(st.lists(st.one_of(PREDICTION, LABEL), max_size=12))

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from monitor.core.events import Rejection
+from monitor.core.events import MIN_PROB, Rejection, prob_code
 from monitor.core.reasons import REJECTED
 from monitor.formats import Decoder, Hasher, decode
 
@@ -15,7 +15,33 @@ DECODER = Decoder(HASHER, {"m": ("country",), "n": ()})
 GOOD = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "version": "1", "score": 0.5}
 KNOWN = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "label": 1}
 
+OUTCOME = KNOWN | {"prediction": {"ts": 1_772_362_800_000, "version": "1", "score": 0.5}}
+
+PROBS = [
+    ({"label_prob": 0}, "label_prob"),
+    ({"label_prob": 9.9e-7}, "label_prob"),
+    ({"label_prob": 1.001}, "label_prob"),
+    ({"label_prob": -0.5}, "label_prob"),
+    ({"label_prob": 10**299}, "label_prob"),
+    ({"label_prob": float("nan")}, "not_finite"),
+    ({"label_prob": float("inf")}, "not_finite"),
+    ({"label_prob": "0.5"}, "type"),
+    ({"label_prob": ""}, "type"),
+    ({"label_prob": True}, "type"),
+    ({"label_prob": [0.5]}, "type"),
+    ({"label_prob": {}}, "type"),
+]
 PREDICTIONS = [
+    *PROBS,
+    ({"cluster": ""}, "type"),
+    ({"cluster": "x" * 257}, "type"),
+    ({"cluster": 10**256}, "type"),
+    ({"cluster": 1.0}, "type"),
+    ({"cluster": True}, "type"),
+    ({"cluster": ["u"]}, "type"),
+    ({"cluster": {"u": 1}}, "type"),
+    ({"cluster": float("nan")}, "not_finite"),
+    ({"cluster": "\ud800"}, "malformed"),
     ({"score": None}, "type"),
     ({"score": "0.5"}, "type"),
     ({"score": True}, "type"),
@@ -66,8 +92,19 @@ LABELS = [
     ({"version": 3}, "type"),
     ({"id": "x" * 257}, "id"),
     ({"ts": "soon"}, "timestamp"),
-    ({"label_prob": 0.5}, "unsupported"),
+    ({"weight": 2.0}, "unsupported"),
+    *PROBS,
 ]
+CARRIED = [
+    *((change, reason) for change, reason in PREDICTIONS if not change.keys() & {"id", "model", "version"}),
+    ({"id": "z"}, "type"),
+    ({"id": 1}, "type"),
+    ({"model": "n"}, "type"),
+    ({"version": None}, "missing_field"),
+    ({"version": ""}, "type"),
+    ({"score": ...}, "missing_field"),
+]
+"""What may be wrong with the prediction that a label carries."""
 
 
 def bodies(events):
@@ -103,6 +140,117 @@ def test_labels(change, reason):
     assert reason in REJECTED
     for body, content_type in bodies([KNOWN, KNOWN | {"id": "b"} | change, KNOWN | {"id": "c"}]):
         assert reasons(body, content_type, "labels") == ({1: reason}, [0, 2])
+
+
+@pytest.mark.parametrize("kind", ["labels", "events"])
+@pytest.mark.parametrize(("change", "reason"), CARRIED)
+def test_carried_predictions(change, reason, kind):
+    """A label whose prediction is wrong is rejected with it, by the reason of the prediction; labels beside it are taken."""
+    prediction = {k: v for k, v in (OUTCOME["prediction"] | change).items() if v is not ...}
+    for body, content_type in bodies([OUTCOME, OUTCOME | {"id": "b", "prediction": prediction}, KNOWN | {"id": "c"}]):
+        batch = decode(DECODER, body, kind, content_type)
+        assert [(r.index, r.reason) for r in batch.rejected] == [(1, reason)]
+        assert batch.rejected[0].detail.startswith("prediction: ")
+        assert (batch.predictions.index.tolist(), batch.labels.index.tolist(), batch.size) == ([0], [0, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [*LABELS, ({"prediction": 0.5}, "type"), ({"prediction": []}, "type"), ({"prediction": {}}, "missing_field")],
+)
+def test_labels_with_a_prediction(change, reason):
+    """A wrong label takes its prediction with it."""
+    for body, content_type in bodies([OUTCOME, OUTCOME | {"id": "b"} | change, OUTCOME | {"id": "c"}]):
+        batch = decode(DECODER, body, "labels", content_type)
+        assert [(r.index, r.reason) for r in batch.rejected] == [(1, reason)]
+        assert (batch.predictions.index.tolist(), batch.labels.index.tolist(), batch.size) == ([0, 2], [0, 2], 3)
+
+
+def test_what_label_and_prediction_say_twice():
+    """Id, model, version and label_prob may stand in both when they agree; label_prob agrees when its codes do."""
+
+    def said(label, prediction):
+        event = OUTCOME | label | {"prediction": OUTCOME["prediction"] | prediction}
+        batch = decode(DECODER, json.dumps(event).encode(), "labels")
+        if batch.rejected:
+            assert (batch.predictions, batch.labels, batch.size) == (None, None, 1)
+            return [(r.reason, r.detail) for r in batch.rejected]
+        assert batch.predictions.version.names == batch.labels.version.names
+        probs = [None if c.label_prob is None else c.label_prob.tolist() for c in (batch.predictions, batch.labels)]
+        return batch.labels.version.names[0], *probs
+
+    half = prob_code(np.array([0.5])).tolist()
+    assert said({}, {}) == (("m", "1"), None, None)
+    assert said({"version": "1"}, {"id": "a", "model": "m"}) == (("m", "1"), None, None)
+    assert said({"version": "2"}, {"version": None}) == (("m", "2"), None, None)
+    assert said({"version": "2"}, {}) == [("type", "prediction: version: '1', the label has '2'")]
+    assert said({"label_prob": 0.5}, {}) == (("m", "1"), None, half)
+    assert said({}, {"label_prob": 0.5}) == (("m", "1"), half, None)
+    assert said({"label_prob": 0.5}, {"label_prob": 0.50001}) == (("m", "1"), half, half)
+    assert said({"label_prob": 0.5}, {"label_prob": 0.501}) == [("label_prob", "prediction: 0.501, the label has 0.5")]
+
+
+def test_nothing_clipped_of_a_rejected_event():
+    """A score that is clipped is counted only when its event is taken."""
+    events = [OUTCOME | {"prediction": OUTCOME["prediction"] | {"score": 1 + 1e-10} | change} for change in ({}, {"cluster": ""})]
+    assert decode(DECODER, json.dumps(events).encode(), "labels").clipped == 1
+    assert decode(DECODER, json.dumps([e | {"label": 2} for e in events]).encode(), "labels").clipped == 0
+
+
+def test_label_inside_a_prediction():
+    """A prediction takes no label, not even with a prediction inside; an event of either kind does then."""
+    both = GOOD | {"label": 1}
+    for kind, event in (("predictions", both), ("events", both), ("predictions", OUTCOME), ("predictions", both | OUTCOME)):
+        assert reasons(json.dumps(event).encode(), "", kind) == ({0: "unsupported"}, [])
+    assert reasons(json.dumps(both | OUTCOME).encode(), "", "events") == ({}, [0])
+
+
+def test_null_is_absent():
+    """A field that is null is one that was not sent."""
+    for body, content_type in bodies([GOOD | {"label_prob": None, "cluster": None}] * 2):
+        p = decode(DECODER, body, "predictions", content_type).predictions
+        assert (len(p), p.label_prob, p.cluster, p.sent) == (2, None, None, None)
+    for body, content_type in bodies([KNOWN | {"label_prob": None, "prediction": None}] * 2):
+        batch = decode(DECODER, body, "labels", content_type)
+        assert (len(batch.labels), batch.labels.label_prob, batch.predictions) == (2, None, None)
+
+
+def test_sent():
+    """Ids are kept as sent for the models under review only; "*" means those without an entry of their own."""
+    events = [GOOD | {"id": f"\u00fc{m}", "model": m} for m in ("m", "n", "other")]
+    full = [e | {"policy": "p"} for e in events]
+
+    def kept(decoder, events, kind="predictions"):
+        found = []
+        for body, content_type in bodies(events):
+            p = decode(decoder, body, kind, content_type).predictions
+            found.append(None if p.sent is None else [s and s.decode() for s in p.sent])
+        assert found[1:] == found[:-1]
+        return found[0]
+
+    segments = {"m": (), "n": (), "*": ()}
+    for reviewed, ids in (
+        (set(), None),
+        ({"x"}, None),
+        ({"m"}, ["\u00fcm", None, None]),
+        ({"n", "*"}, [None, "\u00fcn", "\u00fcother"]),
+    ):
+        decoder = Decoder(HASHER, segments, frozenset(reviewed))
+        assert kept(decoder, events) == kept(decoder, full) == kept(decoder, [e | {"cluster": 7} for e in events]) == ids
+        outcomes = [OUTCOME | {"id": e["id"], "model": e["model"]} for e in events]
+        assert kept(decoder, outcomes, "labels") == ids
+    assert decode(DECODER, frame(), "predictions").predictions.sent is None
+    assert decode(Decoder(HASHER, segments, frozenset("m")), frame(), "predictions").predictions.sent.tolist() == [b"a", b"b"]
+
+
+def test_hashes_of_several_models():
+    """Ids and clusters of a body with several models are hashed each under its own, wherever they stand."""
+    events = [GOOD | {"id": f"i{i}", "model": m, "cluster": f"c{i}"} for i, m in enumerate("nmmnm")]
+    texts = [(m, f"i{i}".encode(), f"c{i}".encode()) for i, m in enumerate("nmmnm")]
+    for body, content_type in bodies(events):
+        p = decode(DECODER, body, "predictions", content_type).predictions
+        assert p.ids.tolist() == [HASHER.ids(m, [ident]).tolist()[0] for m, ident, _ in texts]
+        assert p.cluster.tolist() == [HASHER.clusters(m, [cluster])[0] for m, _, cluster in texts]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +372,10 @@ def frame(**change):
         ({"weight": 1}, "not a packed frame: "),
         ({"segments": np.array([0, 2], "<u2"), "combos": [{}, {}]}, "segments must be positions in combos"),
         ({"verdict": np.array([0, 5], "u1")}, "segments must be positions in combos, verdict one of"),
+        ({"label_prob": np.ones(3)}, "label_prob: 24 bytes are not 2 values of <f8"),
+        ({"cluster": "u"}, "cluster: 1 lines, n is 2"),
+        ({"cluster": ""}, "cluster: 1 lines, n is 2"),
+        ({"cluster": 7}, "not a packed frame: "),
     ],
 )
 def test_packed_frames(change, said):
@@ -244,4 +396,18 @@ def test_packed_rows():
     rejected = {1: "id", 2: "id", 3: "not_finite", 4: "out_of_range", 5: "timestamp"}
     assert reasons(frame(**many), "", "predictions") == (rejected, [0])
     assert reasons(frame(model="x"), "", "predictions") == ({0: "unknown_model", 1: "unknown_model"}, [])
-    assert reasons(frame(n=0, id="", ts="", score=""), "", "predictions") == ({}, [])
+    assert reasons(frame(n=0, id="", ts="", score="", label_prob="", cluster=""), "", "predictions") == ({}, [])
+
+
+def test_packed_probabilities_and_clusters():
+    """A row of a packed frame is rejected for its label_prob or its cluster; an empty line is no cluster."""
+    five = {"n": 5, "id": "a\nb\nc\nd\ne", "ts": np.array([GOOD["ts"]] * 5), "score": np.full(5, 0.5)}
+    body = frame(**five, label_prob=np.array([0.5, np.nan, 0.0, 1.5, MIN_PROB]))
+    assert reasons(body, "", "predictions") == ({1: "not_finite", 2: "label_prob", 3: "label_prob"}, [0, 4])
+    p = decode(DECODER, body, "predictions").predictions
+    assert p.label_prob.tolist() == prob_code(np.array([0.5, MIN_PROB])).tolist()
+    body = frame(**five, cluster="\n".join(["u", "", "\u00fc" * 256, "\u00fc" * 257, "u"]))
+    assert reasons(body, "", "predictions") == ({3: "type"}, [0, 1, 2, 4])
+    u, none, long, again = decode(DECODER, body, "predictions").predictions.cluster.tolist()
+    assert (u, none, long) == (again, 0, HASHER.clusters("m", ["\u00fc".encode() * 256])[0])
+    assert decode(DECODER, frame(cluster="\n"), "predictions").predictions.cluster is None
