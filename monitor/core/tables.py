@@ -159,8 +159,8 @@ class Table:
     of TOTALS, exactly; a row without label is read as a negative there, and so is one that did not wait. `weights` (WEIGHT)
     are aligned with the cells; None where every row waits and no `label_prob` was given. Counted for the slice `all` only:
     `delays` (2, verdicts, DELAYS + LATE_DELAYS + 1), labels by class, verdict and delay cell, and `groups` (GROUPS, 3, 6),
-    by cluster group and kind of row (without label, negative, positive) the sums of GROUP_COLUMNS, None where no row has a
-    cluster.
+    by cluster group and kind of row (without label, negative, positive) the sums of GROUP_COLUMNS of the rows that have a
+    cluster, None where none has one.
     """
 
     cells: NDArray[Any]
@@ -393,18 +393,18 @@ def _delays(rows: NDArray[Any], labels: NDArray[Any], horizon: tuple[int, int]) 
 
 
 def _groups(rows: NDArray[Any], kind: Ints, sums: Sequence[Floats], counts: bool) -> Floats | None:
-    """Return the sums by cluster group; a row without cluster is one of its own."""
-    cluster = rows["cluster"]
-    if not cluster.any():
+    """Return the sums by cluster group of the rows that have a cluster."""
+    at = np.flatnonzero(rows["cluster"])
+    if not len(at):
         return None
-    group = np.where(cluster > 0, cluster, rows["h1"]).astype(np.int64) % GROUPS
     out = np.zeros((GROUPS * 3, len(GROUP_COLUMNS)))
-    key = group * 3 + kind
+    key = rows["cluster"][at].astype(np.int64) % GROUPS * 3 + kind[at]
     if counts:
-        role = np.where(rows["verdict"] == NONE, 2, FLAGGED[rows["verdict"]])
+        verdict = rows["verdict"][at]
+        role = np.where(verdict == NONE, 2, FLAGGED[verdict])
         out[:, :3] = np.bincount(key * 3 + role, minlength=GROUPS * 9).reshape(-1, 3)
     for j, values in enumerate(sums, 3):
-        out[:, j] = np.bincount(key, values, len(out))
+        out[:, j] = np.bincount(key, values[at], len(out))
     return out.reshape(GROUPS, 3, -1)
 
 

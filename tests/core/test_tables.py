@@ -13,9 +13,12 @@ from monitor.core.tables import (
     CELL,
     EDGES,
     EMPTY,
+    GROUP_COLUMNS,
+    GROUPS,
     LABEL,
     ROW,
     TOTALS,
+    count_pieces,
     decided,
     edges_of_width,
     grid_bin,
@@ -147,6 +150,25 @@ def test_slices_partition_the_rows():
     assert [t.n for t in (every, first, second, nobody)] == [4, 2, 2, 0]
     assert_same(first + second, every)
     assert nobody is EMPTY
+
+
+def test_groups_do_not_depend_on_the_pieces():
+    """Only rows with a cluster are in the groups, wherever the rows are cut into pieces."""
+    rng = np.random.default_rng(8)
+    rows, labels = np.zeros(300, ROW), np.zeros(300, LABEL)
+    rows["score"], rows["verdict"], labels["outcome"] = rng.random(300), rng.integers(0, 6, 300), rng.integers(-1, 2, 300)
+    rows["h1"] = rng.integers(0, 2**63, 300)
+    rows["cluster"][200:] = rng.integers(0, 1_000, 100)
+    whole, members = rows["cluster"] > 0, np.zeros((1, 1), np.int32)
+    table = tables(rows, labels, members, 1)[0]
+    assert table.groups.shape == (GROUPS, 3, len(GROUP_COLUMNS))
+    assert table.groups[:, :, :3].sum() == whole.sum() < 300
+    np.testing.assert_allclose(table.groups[:, :, 3].sum(), rows["score"][whole].sum(), rtol=1e-12)
+    for cut in (100, 200, 250):
+        pieces = [(rows[:cut], labels[:cut]), (rows[cut:], labels[cut:])]
+        assert count_pieces(pieces, members, 1)[0].groups.tobytes() == table.groups.tobytes()
+        np.testing.assert_allclose(total([tables(*p, members, 1)[0] for p in pieces]).groups, table.groups, rtol=1e-12)
+    assert tables(rows[:200], labels[:200], members, 1)[0].groups is None
 
 
 def test_decided(table):
