@@ -1,17 +1,31 @@
 """A table as one way of counting sees it. A metric never sees a table, only a reading of it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import FLAG, FLAGGED, NONE, PASS, Bools, Floats
-from monitor.core.tables import EDGES, Table
+from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats
+from monitor.core.tables import EDGES, TINY, Table, log_losses, weights_of
 
 ACTING = ("scored", "mature")
 """The only bases that a rule which acts may read."""
 
 _ENOUGH = 0.8
+_ROLE = np.where(np.arange(len(VERDICTS)) == NONE, 2, FLAGGED)
+"""Per verdict the position of its column in Table.groups: not flagged, flagged, nobody decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """What no label at the horizon means under one verdict: `missing` is negative or unknown.
+
+    With `never` the verdict itself prevents the outcome (a blocked payment): whatever label comes for such a row, it has none.
+    """
+
+    missing: str
+    never: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +42,13 @@ class Reading:
 
     All arrays have one entry per cell, sorted by bin: `n` rows, `score` their mean score, `neg` and `pos` their outcomes
     (both zero in the basis `scored`). `losses` are the exact sums of the Brier and the logarithmic loss over the n rows.
-    `reason` says why outcomes mean nothing here, else it is empty; `flagged_reason` why those of the flagged rows do.
+    `reason` says why outcomes mean nothing here, else it is empty; `flagged_reason` why those of the flagged rows do. It is
+    `prevented` only where nothing else is wrong: the outcomes that are there are then right given the score and the verdict.
 
-    Where outcomes are weighted, `neg` and `pos` are estimates: `spread` (3, cells) then holds the variances of `neg` and of
-    `pos` and their covariance, and `seen` how many positives were really seen; None where outcomes are counts of rows.
-    `groups` are the sums by cluster group that the outcomes were read from (Table.groups), None without clusters.
+    Where outcomes are weighted, `n`, `neg` and `pos` are estimates: `spread` (3, cells) then holds the variances of `neg` and
+    of `pos` and their covariance, and `seen` how many positives the estimate rests on; None where they are counts of rows.
+    `groups` (64, 2, 6) are the sums of GROUP_COLUMNS by cluster group, of the negatives and the positives read (in the basis
+    `scored` of all rows and of none), NaN where they cannot be told; None where no row has a cluster.
     """
 
     basis: str
@@ -63,51 +79,148 @@ class Reading:
 
 
 def _reading(
-    basis: str, table: Table, n: Floats, score_sum: Floats, neg: Floats, pos: Floats, kinds: tuple[int, ...], reason: str
+    basis: str, table: Table, n: Floats, score: Floats, neg: Floats, pos: Floats, sums: Floats, reason: str, groups: Floats | None
 ) -> Reading:
+    """Return the cells with rows; `score` are sums, `sums` those of TOTALS over the rows read."""
     keep = n > 0
-    sums = table.totals[list(kinds)].sum(axis=0)
     return Reading(
         basis,
         table.cells["bin"][keep].astype(np.int64),
         table.cells["verdict"][keep],
         n[keep],
-        score_sum[keep] / n[keep],
+        score[keep] / n[keep],
         neg[keep],
         pos[keep],
         (float(sums[2]), float(sums[3])),
         float(sums[4]),
         reason,
+        reason,
+        groups=groups,
     )
 
 
 def scored(table: Table) -> Reading:
     """Return all rows, no outcomes."""
     c = table.cells
-    n = c["n_none"].astype(np.float64) + c["n_neg"] + c["n_pos"]
+    n, score = c["n_none"].astype(np.float64) + c["n_neg"] + c["n_pos"], c["p_none"] + c["p_lab"]
+    if table.weights is not None:
+        n, score = n + table.weights["out"], score + table.weights["p_out"]
     zero = np.zeros(len(n))
-    return _reading("scored", table, n, c["p_none"] + c["p_lab"], zero, zero, (0, 1, 2), "" if len(n) else "no_events")
+    groups = None
+    if table.groups is not None:
+        # The groups do not know the rows that did not wait.
+        every = table.groups.sum(axis=1) * (np.nan if table.out else 1.0)
+        groups = np.stack((every, np.zeros_like(every)), axis=1)
+    return _reading("scored", table, n, score, zero, zero, table.totals.sum(axis=0), "" if len(n) else "no_events", groups)
 
 
 def known(table: Table) -> Reading:
-    """Return the rows whose label is in, whatever the age of their day."""
+    """Return the rows whose label is in, whatever the age of their day, as they are."""
     c = table.cells
     neg, pos = c["n_neg"].astype(np.float64), c["n_pos"].astype(np.float64)
     reason = "no_events" if not len(c) else "" if table.labelled else "no_labels"
-    return _reading("known", table, neg + pos, c["p_lab"].copy(), neg, pos, (1, 2), reason)
+    groups = None if table.groups is None else table.groups[:, 1:]
+    return _reading("known", table, neg + pos, c["p_lab"].copy(), neg, pos, table.totals[1:].sum(axis=0), reason, groups)
 
 
-def mature(table: Table, missing: str) -> Reading:
-    """Return the outcomes of mature days; `missing` (negative or unknown) is what no label at the horizon means."""
+def mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
+    """Return the outcomes of mature days; `rules` say by verdict what no label at the horizon means.
+
+    Where not every row waits or not every label is looked for, a row counts 1 / P(its label is seen) (Horvitz and Thompson,
+    JASA 47 (1952), 663-685), with the variance sum w**2: that of the population the rows come from. (sum w**2 - w would be
+    that of the rows around the outcomes they really had.) Losses are then read off the mean scores of the cells.
+    """
     c = table.cells
-    neg, pos = c["n_neg"].astype(np.float64), c["n_pos"].astype(np.float64)
     if not len(c):
-        return _reading("mature", table, neg, c["p_lab"], neg, pos, (1, 2), "no_mature_days")
-    if missing == "negative":
-        neg = neg + c["n_none"]
-        return _reading("mature", table, neg + pos, c["p_none"] + c["p_lab"], neg, pos, (0, 1, 2), "")
-    reason = "no_labels" if not table.labelled else "unidentified" if table.labelled < _ENOUGH * table.n else ""
-    return _reading("mature", table, neg + pos, c["p_lab"].copy(), neg, pos, (1, 2), reason)
+        zero = np.zeros(0)
+        return _reading("mature", table, zero, zero, zero, zero, np.zeros(5), "no_mature_days", None)
+    verdict = c["verdict"]
+    counts, negative = (np.array(x)[verdict] for x in zip(*((not r.never, r.missing == "negative") for r in rules), strict=True))
+    use = np.stack((counts & negative, counts, counts))
+    rows = _kinds(c, "n_")
+    none, neg, pos = used = rows * use
+    taken = [_taken(*pair) for pair in zip(used.sum(axis=1), (rows[0].sum() + table.out, *rows[1:].sum(axis=1)), strict=True)]
+    sums = (np.array(taken)[:, None] * table.totals).sum(axis=0)
+    groups = None if table.groups is None else _outcome_groups(table.groups, used, rows, _ROLE[verdict])
+    score = c["p_none"] * use[0] + c["p_lab"] * use[1]
+    flagged_reason, reason = _reasons(table, rules)
+    reading = _reading("mature", table, none + neg + pos, score, none + neg, pos, sums, reason, groups)
+    reading = replace(reading, flagged_reason=flagged_reason)
+    if table.weights is not None:
+        w, w2 = _kinds(table.weights, "w_") * use, _kinds(table.weights, "w2_") * use
+        if (w != used).any() or (w2 != w).any():
+            return _weighted(reading, w[:, used.any(axis=0)], w2[:, used.any(axis=0)])
+    return reading if np.isfinite(sums).all() else _with_losses(reading)
+
+
+def _kinds(records: NDArray[Any], name: str) -> Floats:
+    """Return a column of rows without label, negatives and positives, shape (3, cells)."""
+    return np.stack([records[name + kind] for kind in ("none", "neg", "pos")]).astype(np.float64)
+
+
+def _taken(used: float, there: float) -> float:
+    """Return 1 where all rows were used, 0 where none was, and NaN where some were: then a sum over all says nothing."""
+    return 1.0 if used == there else 0.0 if used == 0 else np.nan
+
+
+def _outcome_groups(groups: Floats, used: Floats, rows: Floats, role: NDArray[np.int64]) -> Floats:
+    """Return the sums by cluster group of the negatives and positives read, shape (64, 2, 6).
+
+    The groups do not know verdicts, only whether they flag: a column is NaN when its rows do not all count alike. `rows` are
+    those of each kind and cell, `used` those of them that count.
+    """
+    factor = np.empty((3, 6))
+    for kind in range(3):
+        for r in range(3):
+            factor[kind, r] = _taken(used[kind, role == r].sum(), rows[kind, role == r].sum())
+        factor[kind, 3:] = _taken(used[kind].sum(), rows[kind].sum())
+    none, neg, pos = np.moveaxis(groups * factor, 1, 0)
+    return np.stack((none + neg, pos), axis=1)
+
+
+def _weighted(reading: Reading, w: Floats, w2: Floats) -> Reading:
+    """Return the reading with the sums of the weights of its kinds of rows, (3, cells), and of their squares for counts."""
+    keep = w.sum(axis=0) > 0
+    none, neg, pos = w[:, keep]
+    neg2, pos2 = w2[0, keep] + w2[1, keep], w2[2, keep]
+    # Scores of a cell are alike and so are its weights: this is the number of its positives that have one.
+    seen = pos * pos / np.maximum(pos2, pos + (pos == 0))
+    cells = {name: getattr(reading, name)[keep] for name in ("bin", "verdict", "score")}
+    spread = np.stack((neg2, pos2, np.zeros(len(pos))))
+    return _with_losses(replace(reading, **cells, n=none + neg + pos, neg=none + neg, pos=pos, spread=spread, seen=seen))
+
+
+def _with_losses(reading: Reading) -> Reading:
+    """Return the reading with losses from the mean scores of its cells."""
+    p, q = reading.score, 1.0 - reading.score
+    yes = np.ones(len(p), bool)
+    brier = reading.pos @ (q * q) + reading.neg @ (p * p)
+    log_loss = reading.pos @ log_losses(p, yes) + reading.neg @ log_losses(p, ~yes)
+    return replace(reading, losses=(float(brier), float(log_loss)), clipped=float(reading.n[(p < TINY) | (q < TINY)].sum()))
+
+
+def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
+    """Return why outcomes of the flagged rows and those of all rows mean nothing: no_labels, unidentified or prevented.
+
+    The flagged rows and the rest are judged apart, because their labels come in different ways; the worse reason is that of
+    all rows. An unknown outcome counts as identified when .8 of the labels came that were to be expected.
+    """
+    verdict, weights = table.cells["verdict"], weights_of(table)
+    there = np.bincount(verdict, minlength=len(rules)) > 0
+    covered, expected = (np.bincount(verdict, weights[name], len(rules)) for name in ("covered", "expected"))
+    labelled = np.bincount(verdict, table.cells["n_neg"].astype(np.float64) + table.cells["n_pos"], len(rules))
+    never = there & np.array([r.never for r in rules])
+    negative = there & ~never & np.array([r.missing == "negative" for r in rules])
+    unknown = there & ~never & ~negative
+    nothing = not negative.any() and not labelled[unknown].any()
+    parts = []
+    for part in (FLAGGED, ~FLAGGED):
+        came, asked = covered[part & unknown].sum(), expected[part & unknown].sum()
+        if (part & unknown).any() and (came == 0 or came < _ENOUGH * asked):
+            parts.append("no_labels" if nothing else "unidentified")
+        else:
+            parts.append("prevented" if (part & never).any() else "")
+    return parts[0], next((r for r in ("no_labels", "unidentified", "prevented") if r in parts), "")
 
 
 def baseline(table: Table, threshold: float | None) -> Reading:
@@ -116,4 +229,4 @@ def baseline(table: Table, threshold: float | None) -> Reading:
     verdict = np.full(len(r.bin), NONE, np.uint8)
     if threshold is not None:
         verdict = np.where(EDGES[r.bin] >= threshold, FLAG, PASS).astype(np.uint8)
-    return replace(r, basis="baseline", verdict=verdict)
+    return replace(r, basis="baseline", verdict=verdict, groups=None)

@@ -148,7 +148,8 @@ GROUP_COLUMNS = ("unflagged", "flagged", "undecided", "score", "brier", "log_los
 _RAW = np.dtype((np.void, CELL.itemsize))
 COUNTS = ("n_none", "n_neg", "n_pos", "p_none", "p_lab")
 TOTALS = ("n", "score", "brier", "log_loss", "clipped")
-_TINY = 2.0**-52
+TINY = 2.0**-52
+"""Log loss clips scores to [TINY, 1 - TINY], as scikit-learn does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,7 +239,7 @@ def _plus(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 def log_losses(score: Floats, positive: Bools | NDArray[np.int8]) -> Floats:
     """Return -ln of the probability given to what happened, scores clipped to [2**-52, 1 - 2**-52] as scikit-learn does."""
-    q = np.clip(score, _TINY, 1 - _TINY)
+    q = np.clip(score, TINY, 1 - TINY)
     return -np.log(np.where(positive, q, 1.0 - q))
 
 
@@ -314,7 +315,7 @@ def _count(
     cell = grid_bin(score).astype(np.int64) << 3 | rows["verdict"]
     kind = (outcome + 1).astype(np.int64)  # 0 none, 1 negative, 2 positive
     sums = [_split(score), _split((score - positive) ** 2), _split(log_losses(score, positive))]
-    clipped = ((score < _TINY) | (score > 1 - _TINY)).astype(np.float64)
+    clipped = ((score < TINY) | (score > 1 - TINY)).astype(np.float64)
     weights = None if labels is None else _weights(rows, labels, kind)
     belongs = members[:, rows["combo"]]
     present = np.unique(belongs)

@@ -7,19 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from monitor.core.events import NONE
+from monitor.core.events import NONE, prob_code
 from monitor.core.policy import decide
 from monitor.core.tables import LABEL, ROW, Table, tables
 
 VECTORS = Path(__file__).parents[3] / "shared" / "test_vectors.json"
 
 
-def _table(scores: Any, outcomes: Any = None, threshold: float | None = None, verdicts: Any = NONE) -> Table:
-    """Return the table of rows with these outcomes (-1: none, None: nobody looks); a threshold replaces the verdicts."""
+def _table(
+    scores: Any, outcomes: Any = None, threshold: float | None = None, verdicts: Any = NONE, **columns: NDArray[Any]
+) -> Table:
+    """Return the table of rows with these outcomes (-1: none, None: nobody looks); a threshold replaces the verdicts.
+
+    `columns` are other columns of ROW; `label_prob` and `wait_prob` are probabilities, 0 where not given.
+    """
     rows = np.zeros(len(scores), ROW)
     rows["score"] = scores
     rows["verdict"] = verdicts if threshold is None else decide(threshold, rows["score"])
+    for name, values in columns.items():
+        given = np.asarray(values)
+        rows[name] = np.where(given > 0, prob_code(np.where(given > 0, given, 1.0)), 0) if name.endswith("_prob") else given
     labels = None
     if outcomes is not None:
         labels = np.zeros(len(scores), LABEL)

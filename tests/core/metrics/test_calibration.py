@@ -12,8 +12,10 @@ from sklearn.metrics import log_loss as sk_log_loss
 from monitor.core.events import NONE
 from monitor.core.intervals import noise_ball, quantile, wilson
 from monitor.core.metrics import calibration as c
-from monitor.core.readings import Reading, known, mature, scored
+from monitor.core.readings import LabelRule, Reading, known, mature, scored
 from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
+
+NEGATIVE = (LabelRule("negative"),) * 6
 
 
 def _plain_ece(score, y, bounds):
@@ -255,7 +257,7 @@ def test_bias_interval_covers(table):
 def test_missing_negatives_count(table):
     """A metric reads the reading: unlabelled rows of a mature day are negatives when missing says so."""
     t = table([0.2] * 4, [1, -1, -1, -1])
-    assert c.bias(mature(t, "negative")).value == pytest.approx(-0.05)
+    assert c.bias(mature(t, NEGATIVE)).value == pytest.approx(-0.05)
     assert c.bias(known(t)).value == pytest.approx(-0.8)
 
 

@@ -12,9 +12,12 @@ from monitor.core.days import Key
 from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.metrics.calibration import calibration_edges
-from monitor.core.readings import known, mature, scored
+from monitor.core.readings import LabelRule, known, mature, scored
 from monitor.core.reasons import UNDEFINED
 from monitor.core.tables import EMPTY
+
+NEGATIVE = (LabelRule("negative"),) * 6
+UNKNOWN = (LabelRule("unknown"),) * 6
 
 KEY = Key("m", "1", "all", 20_000)
 SCORED = ["flagged_share", "mean_score", "psi", "psi_null"]
@@ -35,7 +38,7 @@ def _reasons(estimates):
 def test_everything_is_defined(table):
     """With outcomes, verdicts and a baseline every metric has a value, in the order of METRICS."""
     t = _mixed(table)
-    found = measure(mature(t, "unknown"), KEY, "28d", calibration_edges(scored(t)), scored(t))
+    found = measure(mature(t, UNKNOWN), KEY, "28d", calibration_edges(scored(t)), scored(t))
     assert [e.metric for e in found] == list(METRICS)
     assert all(e.reason == "" and (e.key, e.window, e.basis) == (KEY, "28d", "mature") for e in found)
 
@@ -97,7 +100,7 @@ def test_d15_degenerate(table):
 
 @pytest.mark.parametrize(
     ("reading", "reason"),
-    [(scored(EMPTY), "no_events"), (known(EMPTY), "no_events"), (mature(EMPTY, "negative"), "no_mature_days")],
+    [(scored(EMPTY), "no_events"), (known(EMPTY), "no_events"), (mature(EMPTY, NEGATIVE), "no_mature_days")],
 )
 def test_nothing_to_read(reading, reason):
     """An empty reading gives its reason for every metric and n = 0."""
@@ -112,7 +115,7 @@ def test_no_labels(table):
 def test_unidentified(table):
     """Too few labels take away every metric of outcomes; what the labelled rows score is still said."""
     t = table(np.linspace(0, 1, 10), [0, 1, 0, 1, 1] + [-1] * 5, 0.5)
-    found = _reasons(measure(mature(t, "unknown"), KEY, "28d", calibration_edges(scored(t)), scored(t)))
+    found = _reasons(measure(mature(t, UNKNOWN), KEY, "28d", calibration_edges(scored(t)), scored(t)))
     assert found == {name: "unidentified" if METRICS[name].outcomes else "" for name in METRICS}
 
 
@@ -130,7 +133,7 @@ def test_a_value_or_a_reason(table, events):
     """Whatever the rows, each estimate has a finite value inside its interval or else a known reason; never NaN."""
     scores, outcomes, verdicts = zip(*events, strict=True) if events else ((), (), ())
     t = table(np.array(scores, float), np.array(outcomes, np.int8), verdicts=np.array(verdicts, np.uint8))
-    for r in (scored(t), known(t), mature(t, "negative"), mature(t, "unknown")):
+    for r in (scored(t), known(t), mature(t, NEGATIVE), mature(t, UNKNOWN)):
         for e in measure(r, KEY, "28d", calibration_edges(scored(t)), scored(t)):
             if e.value is None:
                 assert e.reason in UNDEFINED
