@@ -17,6 +17,10 @@ def series() -> str:
         "Every series of `/metrics`, made from `monitor/series.py`. An estimate that does not exist is absent; then",
         "`scorewatch_estimate_available` is 0 and its label `reason` says why. Times are seconds since 1970.",
         "",
+        "Intervals are those of independent rows. Shares of weighted rows have one of their logit, and their losses",
+        "are read off the mean scores of the grid's bins. Rows with a `cluster` widen every interval; where that cannot be done,",
+        "the ends are absent and `/v1/state` says why as `interval_reason`.",
+        "",
         "| series | type | labels | meaning |",
         "|---|---|---|---|",
     ]

@@ -260,7 +260,10 @@ def number(e: Estimate | None) -> dict[str, Any] | None:
     """Return an estimate as JSON: value and interval, or the reason why there is none."""
     if e is None:
         return None
-    return {"n": e.n, "reason": e.reason} if e.reason else {"value": e.value, "low": e.low, "high": e.high, "n": e.n}
+    if e.reason:
+        return {"n": e.n, "reason": e.reason}
+    found = {"value": e.value, "low": e.low, "high": e.high, "n": e.n}
+    return found | {"interval_reason": e.interval_reason} if e.interval_reason else found
 
 
 def state_of(s: Snapshot) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""How sure an estimate is: Wilson, normal and DeLong intervals, and the noise ball around a calibration error."""
+"""How sure an estimate is: Wilson, normal and DeLong intervals, clusters, and the noise ball around a calibration error."""
 
 import functools
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
@@ -10,6 +11,8 @@ import numpy as np
 from monitor.core.events import Floats
 
 LEVEL = 0.95
+MIN_CLUSTERS = 20
+"""With fewer effective clusters an interval would be a guess."""
 
 _NOISE = np.ascontiguousarray(np.abs(np.random.default_rng(0).standard_normal((4_096, 15))).T)
 """|N(0, 1)|, shape (bins, draws). A constant, so that the same table gives the same interval everywhere."""
@@ -17,13 +20,23 @@ _NOISE = np.ascontiguousarray(np.abs(np.random.default_rng(0).standard_normal((4
 Number = TypeVar("Number", float, Floats)
 
 
+Spread = tuple[float, float, float]
+"""The variances of two sums and their covariance."""
+Groups = tuple[Floats, Floats]
+"""By cluster group the sums above and below the line of a ratio; NaN where they cannot be told."""
+
+
 class Measured(NamedTuple):
-    """A value, the ends of its interval (None: the metric has none) and the number of rows it is a share or a mean of."""
+    """A value, the ends of its interval (None: the metric has none) and the number of rows it is a share or a mean of.
+
+    Where a metric that has an interval could not get one here, `interval_reason` is a code of `reasons.NO_INTERVAL`.
+    """
 
     value: float
     low: float | None
     high: float | None
     n: int
+    interval_reason: str = ""
 
 
 @functools.cache
@@ -51,9 +64,43 @@ def wilson(k: Number, n: Number, level: float = LEVEL) -> tuple[Number, Number]:
     return k * k / (m * (k + root)), 1 - (n - k) * (n - k) / (m * (n - k + root))
 
 
-def share(k: float, n: float) -> Measured:
-    """Return k / n with its Wilson interval."""
-    return Measured(k / n, *wilson(k, n), int(n))
+def effective(n: Number, square: Number) -> Number:
+    """Return (sum w)**2 / sum w**2, the number of rows of weight 1 that say as much (Kish 1965); never more than n.
+
+    >>> effective(100.0, 1000.0)
+    10.0
+    """
+    found: Number = n * n / (np.maximum(square, n) + (n == 0))
+    return found
+
+
+def whole(n: float) -> int:
+    """Return an effective number rounded down, up to the rounding of its sums."""
+    return int(n + 1e-9)
+
+
+def share(k: float, n: float, spread: Spread | None = None, groups: Groups | None = None) -> Measured:
+    """Return k / n with its Wilson interval; of weighted sums with the normal one of its logit.
+
+    `spread` has the variances of k and of n - k; by the delta method that of their share is
+    ((n - k)**2 var(k) + k**2 var(n - k) - 2 k (n - k) cov) / n**4, for counts r (1 - r) / n. Where it is 0 because nothing
+    or everything is counted in k, Wilson's interval takes the effective number of rows. `groups` are the sums of k and n by
+    cluster group.
+    """
+    r, size = min(max(k / n, 0.0), 1.0), n
+    if spread is None or spread == (k, n - k, 0.0):
+        low, high = wilson(k, n)
+    else:
+        hits, rest, both = spread
+        size = effective(n, hits + rest)
+        variance = ((n - k) ** 2 * hits + k * k * rest - 2 * k * (n - k) * both) / n**4
+        low, high = _share_interval(r, variance, size)
+    found = Measured(r, low, high, whole(size))
+    return found if groups is None else clustered(found, groups, n, r * (1 - r) / n, _share_interval)
+
+
+def _share_interval(r: float, variance: float, size: float) -> tuple[float, float]:
+    return logit_normal(r, variance) if 0 < r < 1 and variance > 0 else wilson(r * size, size)
 
 
 def normal(value: float, variance: float, level: float = LEVEL) -> tuple[float, float]:
@@ -78,11 +125,71 @@ def logit_normal(value: float, variance: float, level: float = LEVEL) -> tuple[f
     return low, high
 
 
-def delong(neg: Floats, pos: Floats) -> tuple[float, float]:
+def student(df: float, level: float = LEVEL) -> float:
+    """Return t with P(|T| <= t) = level for Student's t of `df` degrees of freedom, to 1e-4 from 8 on.
+
+    Abramowitz and Stegun (1964), 26.7.5.
+
+    >>> [round(student(df), 4) for df in (9, 19, 63)]
+    [2.2622, 2.093, 1.9983]
+    """
+    z = quantile(level)
+    g1 = (z**3 + z) / 4
+    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92_160
+    return z + g1 / df + g2 / df**2 + g3 / df**3 + g4 / df**4
+
+
+def cluster_variance(ratio: float, groups: Groups, n: float, iid: float) -> tuple[float, float]:
+    """Return the variance of a ratio of sums over n rows and how many clusters of one size would say as much.
+
+    Clusters were put into groups by their hash, so groups are independent: with the linearised residuals
+    u_g = (above_g - ratio below_g) / n of the G occupied ones the variance is G / (G - 1) sum u_g**2 (Cochran, Sampling
+    Techniques, 1977, 6.4 and 9A.5), times (t / z)**2 for an interval with the normal quantile. Rows that are in no group are
+    independent and keep their part of the variance `iid`. Among K groups E sum n_g**2 = S + (n**2 - S) / K, where S is the
+    sum of squares of the cluster sizes; so many clusters as n**2 / S are effective.
+    """
+    above, below = groups
+    inside, k = float(below.sum()), len(below)
+    u = (above - ratio * below) / n
+    occupied = max(int((below > 0).sum()), 2)
+    grouped = occupied / (occupied - 1) * float(u @ u)
+    variance = grouped + iid * (n - inside) / n
+    squares = max((float(below @ below) - inside * inside / k) / (1 - 1 / k), inside) + n - inside
+    if grouped > 0:
+        # Satterthwaite: only the part that was estimated from the groups has few degrees of freedom.
+        variance *= (student((occupied - 1) * (variance / grouped) ** 2) / quantile(LEVEL)) ** 2
+    return variance, n * n / squares
+
+
+def clustered(
+    found: Measured, groups: Groups, n: float, iid: float, interval: Callable[[float, float, float], tuple[float, float]]
+) -> Measured:
+    """Return an estimate that was measured as if its n rows were independent with the interval that clusters leave it.
+
+    It is `interval(value, variance, effective clusters)`, never narrower than without clusters.
+    """
+    variance, clusters = cluster_variance(found.value, groups, n, iid)
+    reason = no_interval(variance, clusters)
+    if reason:
+        return found._replace(low=None, high=None, interval_reason=reason)
+    assert found.low is not None
+    assert found.high is not None
+    low, high = interval(found.value, variance, clusters)
+    return found._replace(low=min(low, found.low), high=max(high, found.high))
+
+
+def no_interval(variance: float, clusters: float) -> str:
+    """Return why there is no interval with clusters, else nothing."""
+    return "clustered" if math.isnan(variance) else "few_clusters" if clusters < MIN_CLUSTERS else ""
+
+
+def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[float, float]:
     """Return the area under the ROC curve and its variance from counts per bin in ascending order; a tie counts 1/2.
 
-    The variance is NaN when a class has a single row: its spread cannot be seen.
-    DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845.
+    Of weighted counts `spread` (2, bins) has the variances. The variance is NaN when a class has a single row: its spread
+    cannot be seen. DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845.
 
     >>> delong(np.array([3.0, 1.0]), np.array([1.0, 3.0]))
     (0.75, 0.03125)
@@ -91,11 +198,13 @@ def delong(neg: Floats, pos: Floats) -> tuple[float, float]:
     v10 = (neg.cumsum() - 0.5 * neg) / n  # placement of a positive: the share of negatives below it
     v01 = 1.0 - (pos.cumsum() - 0.5 * pos) / p  # placement of a negative: the share of positives above it
     auc = float(pos @ v10) / p
-    if min(n, p) < 2:
+    rows_n, rows_p = (n, p) if spread is None else (effective(n, float(spread[0].sum())), effective(p, float(spread[1].sum())))
+    if min(rows_n, rows_p) < 2:
         return auc, math.nan
-    s10 = float(pos @ (v10 - auc) ** 2) / (p - 1)
-    s01 = float(neg @ (v01 - auc) ** 2) / (n - 1)
-    return auc, s10 / p + s01 / n
+    neg2, pos2 = (neg, pos) if spread is None else (x * (k / x.sum()) for x, k in zip(spread, (rows_n, rows_p), strict=True))
+    s10 = float(pos2 @ (v10 - auc) ** 2) / (rows_p - 1)
+    s01 = float(neg2 @ (v01 - auc) ** 2) / (rows_n - 1)
+    return auc, s10 / rows_p + s01 / rows_n
 
 
 def noise_ball(spread: Floats, n: float, level: float) -> float:

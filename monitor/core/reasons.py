@@ -35,6 +35,13 @@ UNDEFINED = {
     "no_baseline": "The metric needs a baseline and there is none.",
     "degenerate": "All scores are exactly 0 or 1, so the logarithm has no meaning.",
     "low_n": "The window has fewer rows than the metric needs.",
+    "prevented": "What was decided keeps the outcomes of some of the rows from ever being seen.",
+    "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
+}
+
+NO_INTERVAL = {
+    "few_clusters": "The rows come from fewer than 20 effective clusters.",
+    "clustered": "The rows are clustered and how that widens the interval cannot be told.",
 }
 
 RESOLVED = {
@@ -56,4 +63,4 @@ DECIDED = {
     "failed": "The action failed and is tried again at every tick; the agent's log has the error.",
 }
 
-REASONS = REJECTED | UNDEFINED | RESOLVED | DECIDED
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | RESOLVED | DECIDED

@@ -72,9 +72,11 @@ class Alert:
 
 
 def _passed(limit: Limit, estimates: Mapping[str, Estimate], min_n: int) -> bool | None:
-    """Return whether a limit is passed, or None when the estimate says nothing (undefined, or too few rows)."""
+    """Return whether a limit is passed, or None when the estimate says nothing (undefined, too few rows, no interval)."""
     estimate = estimates.get(limit.metric)
     if estimate is None or estimate.value is None or estimate.n < min_n:
+        return None
+    if limit.end != "value" and estimate.interval_reason:
         return None
     x = getattr(estimate, limit.end)
     return limit.passed(estimate.value if x is None else x)

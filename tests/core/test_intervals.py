@@ -6,8 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from monitor.core.intervals import delong, logit_normal, noise_ball, normal, quantile, share, wilson
+from monitor.core.intervals import (
+    MIN_CLUSTERS,
+    Measured,
+    cluster_variance,
+    clustered,
+    delong,
+    effective,
+    logit_normal,
+    noise_ball,
+    normal,
+    quantile,
+    share,
+    student,
+    whole,
+    wilson,
+)
 
 
 def test_wilson_vector(vector):
@@ -56,7 +72,7 @@ def test_wilson_covers(p, n):
 
 def test_share_counts_its_denominator():
     """A share knows how many rows it is a share of."""
-    assert share(3.0, 4.0) == (0.75, *wilson(3, 4), 4)
+    assert share(3.0, 4.0)[:4] == (0.75, *wilson(3, 4), 4)
 
 
 def test_normal():
@@ -124,3 +140,120 @@ def test_noise_ball_is_a_function():
     assert noise_ball(100 * spread, 100, 0.99) == pytest.approx(q)
     assert noise_ball(np.append(spread, 0.0), 10, 0.99) == pytest.approx(q)
     assert noise_ball(spread, 10, 0.9) < q
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("df", [12, 19, 30, 63, 1_000, 1e9])
+def test_student_is_scipys(df, level):
+    """The quantile of Student's t is right to 1e-4."""
+    assert student(df, level) == pytest.approx(stats.t.ppf(0.5 + level / 2, df), abs=1e-4)
+
+
+def test_effective():
+    """Equal weights make no difference, unequal ones cost, none makes a number larger than the rows it stands for."""
+    assert effective(50.0, 250.0) == 10  # ten rows of weight 5
+    assert effective(11.0, 101.0) == pytest.approx(121 / 101)
+    assert effective(50.0, 10.0) == 50
+    assert effective(0.0, 0.0) == 0
+    assert [whole(x) for x in (9.999999999999, 9.99, 10.0)] == [10, 9, 10]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_weights_of_one_are_counts(k, others):
+    """With the variances of counts a share is the one without, to the bit."""
+    n = float(k + others)
+    assert share(float(k), n, (float(k), float(others), 0.0)) == share(float(k), n)
+
+
+def test_share_of_equal_weights():
+    """Rows of weight 5 have the variance of a fifth of the rows."""
+    found = share(150.0, 500.0, (750.0, 1750.0, 0.0))
+    assert found == (0.3, *logit_normal(0.3, 0.3 * 0.7 / 100), 100, "")
+
+
+def test_share_by_the_delta_method():
+    """The variance of k / n is that of the gradient ((n - k), -k) / n**2 over k and n - k, their covariance included."""
+    k, n, spread = 40.0, 100.0, (90.0, 250.0, -30.0)
+    gradient = np.array([n - k, -k]) / n**2
+    variance = gradient @ np.array([[90.0, -30.0], [-30.0, 250.0]]) @ gradient
+    assert share(k, n, spread)[:3] == pytest.approx((0.4, *logit_normal(0.4, variance)))
+
+
+def test_share_of_a_known_whole():
+    """Where the rest is the complement of the hits the whole is known: the variance is that of the hits over n**2."""
+    assert share(40.0, 100.0, (90.0, 90.0, -90.0))[:3] == pytest.approx((0.4, *logit_normal(0.4, 90.0 / 100**2)))
+
+
+def test_share_without_variance():
+    """Nothing or everything is no certainty: Wilson's interval of the effective rows; a share never leaves [0, 1]."""
+    assert share(0.0, 50.0, (0.0, 250.0, 0.0))[:4] == (0, *wilson(0.0, 10.0), 10)
+    assert share(50.0, 50.0, (250.0, 0.0, 0.0))[:4] == (1, *wilson(10.0, 10.0), 10)
+    over = share(52.0, 50.0, (250.0, 9.0, 0.0))
+    assert (over.value, over.high) == (1, 1)
+    assert 0 < over.low < 1
+
+
+def test_delong_of_equal_weights():
+    """Weights of 3 give the area and the variance of a third of the rows."""
+    neg, pos = np.array([5.0, 3, 2, 0]), np.array([1.0, 2, 2, 6])
+    assert delong(3 * neg, 3 * pos, 9 * np.stack((neg, pos))) == pytest.approx(delong(neg, pos))
+    assert delong(3 * neg, 3 * pos, 9 * np.stack((neg, pos)))[1] > 2.9 * delong(3 * neg, 3 * pos)[1]
+    assert math.isnan(delong(neg * 9, np.array([0.0, 9, 0, 0]), np.stack((neg * 81, [0.0, 81, 0, 0])))[1])
+
+
+def _grouped(cluster, above):
+    """Return the sums by 64 groups of a value and of the rows."""
+    return np.bincount(cluster % 64, above, 64), np.bincount(cluster % 64, minlength=64).astype(float)
+
+
+def test_cluster_variance_of_known_groups():
+    """Hand-computed: three groups of 10 rows with 2, 5 and 8 hits."""
+    above, below = np.zeros(64), np.zeros(64)
+    above[:3], below[:3] = [2, 5, 8], 10
+    variance, clusters = cluster_variance(0.5, (above, below), 30.0, 1.0)
+    assert variance == pytest.approx(3 / 2 * (9 + 0 + 9) / 900 * (student(2) / quantile(0.95)) ** 2)
+    assert clusters == pytest.approx(900 / ((300 - 900 / 64) / (1 - 1 / 64)))
+
+
+def test_rows_without_cluster_are_independent():
+    """Rows in no group keep their part of the variance of independent rows, and each counts as a cluster."""
+    cluster = np.repeat(np.arange(40), 5)
+    groups = _grouped(cluster, np.repeat(np.arange(40) % 2, 5).astype(float))
+    alone, k = cluster_variance(0.5, groups, 200.0, 0.1)
+    both, more = cluster_variance(0.5, groups, 1_000.0, 0.1)
+    t = (student(39) / quantile(0.95)) ** 2
+    assert alone == pytest.approx(40 / 39 * 40 * 2.5**2 / 200**2 * t)
+    assert both == pytest.approx(alone / t / 25 + 0.08, rel=1e-3)
+    assert more == pytest.approx(1_000**2 / (200**2 / k + 800))
+
+
+@pytest.mark.parametrize(("clusters", "rows"), [(20, 7), (100, 4), (500, 3), (5_000, 2)])
+def test_effective_clusters(clusters, rows):
+    """The number of equal clusters comes out of the group sums without bias, at most a fifth off in one draw of three."""
+    rng = np.random.default_rng(4)
+    found = []
+    for _ in range(300):
+        cluster = np.repeat(rng.integers(0, 2**32, clusters), rows)
+        found.append(cluster_variance(0.0, _grouped(cluster, np.zeros(len(cluster))), float(len(cluster)), 0.1)[1])
+    assert clusters / np.mean(clusters / np.array(found)) == pytest.approx(clusters, rel=0.05)
+    assert np.mean(np.abs(np.array(found) / clusters - 1) > 0.2) < 1 / 3
+
+
+def test_clustered_never_narrows():
+    """Clusters that say nothing leave the interval of independent rows; few ones or unknown sums leave none."""
+    cluster = np.arange(6_400)
+    same = _grouped(cluster, np.full(6_400, 0.5))
+    plain = share(3_200.0, 6_400.0)
+    assert share(3_200.0, 6_400.0, None, same) == plain
+    few = _grouped(cluster % (MIN_CLUSTERS // 2), np.full(6_400, 0.5))
+    assert share(3_200.0, 6_400.0, None, few) == (0.5, None, None, 6_400, "few_clusters")
+    unknown = (np.full(64, np.nan), same[1])
+    assert clustered(plain, unknown, 6_400.0, 0.1, normal) == Measured(0.5, None, None, 6_400, "clustered")
+
+
+def test_nothing_in_clusters():
+    """No hit among many rows of few clusters is only as sure as that many independent rows."""
+    groups = _grouped(np.repeat(np.random.default_rng(4).integers(0, 2**32, 64), 100), np.zeros(6_400))
+    _, clusters = cluster_variance(0.0, groups, 6_400.0, 0.0)
+    assert 45 < clusters < 90
+    assert share(0.0, 6_400.0, None, groups) == (0, *wilson(0.0, clusters), 6_400, "")

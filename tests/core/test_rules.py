@@ -27,6 +27,7 @@ FEW = ece(0.06, n=99)
 FEW_LOW = ece(0.02, n=99)
 UNDEFINED = {"ece": Estimate("ece", KEY, "28d", "mature", None, None, None, 5000, "one_class")}
 ABSENT = {}
+NO_INTERVAL = {"ece": replace(ece(None)["ece"], interval_reason="few_clusters")}
 
 
 def walk(rule, looks):
@@ -47,6 +48,7 @@ CASES = {
     "fires again": (RULE, [(5, HIGH), (6, LOW), (7, HIGH)], [("firing", 5), ("resolved", 6), ("firing", 7)]),
     "undefined keeps it firing": (RULE, [(5, HIGH), (6, UNDEFINED), (7, ABSENT), (8, FEW_LOW)], [("firing", 5)] * 4),
     "undefined never starts it": (RULE, [(5, UNDEFINED), (6, ABSENT), (7, FEW)], [None] * 3),
+    "no interval says nothing": (RULE, [(4, NO_INTERVAL), (5, HIGH), (6, NO_INTERVAL)], [None, ("firing", 5), ("firing", 5)]),
     "enough rows": (RULE, [(5, ece(0.06, n=100))], [("firing", 5)]),
     "at the limit": (RULE, [(5, ece(0.05))], [None]),
     "at the limit that resolves": (RULE, [(5, HIGH), (6, ece(0.03))], [("firing", 5), ("firing", 5)]),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from monitor.core.days import Key
 from monitor.core.events import Ints
-from monitor.core.intervals import Measured
+from monitor.core.intervals import Measured, whole
 from monitor.core.metrics import calibration, confusion, drift, prevalence, ranking
+from monitor.core.metrics.counts import size
 from monitor.core.readings import Reading
 
 
@@ -15,7 +16,8 @@ class Estimate:
     """What a metric says about a reading of a window; `key.day` is the last day of the window or the current one.
 
     `value` is None exactly when `reason` is a code of `reasons.UNDEFINED`. `n` counts the rows the value is a share or a mean
-    of, or those of the reading when there is no value.
+    of, or those of the reading when there is no value; of weighted rows, the effective number. `interval_reason` is a code of
+    `reasons.NO_INTERVAL` where an interval is wanting that the metric has elsewhere.
     """
 
     metric: str
@@ -27,14 +29,16 @@ class Estimate:
     high: float | None
     n: int
     reason: str = ""
+    interval_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric and what it needs: outcomes, the frozen edges of a baseline, verdicts, the scores of the baseline.
 
-    `function(reading, edges)` returns a measured value or a code of `reasons.UNDEFINED`; with `reference` set it takes the
-    reading of the baseline as its third argument.
+    `about` says whose outcomes it needs: those of `all` rows, of the `flagged` ones, or of the rows whose outcome can be `seen`,
+    because it holds given the score and so for any choice by score and verdict. `function(reading, edges)` returns a measured
+    value or a code of `reasons.UNDEFINED`; with `reference` set it takes the reading of the baseline as its third argument.
     """
 
     function: Callable[..., Measured | str]
@@ -43,6 +47,7 @@ class Metric:
     decided: bool
     help: str
     reference: bool = False
+    about: str = "all"
 
 
 METRICS: dict[str, Metric] = {
@@ -98,7 +103,9 @@ METRICS: dict[str, Metric] = {
         edges=False,
         decided=False,
         help="Mean P(positive) minus the share of positives, so above 0 when scores are too high; interval: 95 % normal with"
-        " the variance the scores imply or the observed one, the larger.",
+        " the variance the scores imply or the observed one, the larger."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "ece": Metric(
         calibration.ece,
@@ -106,7 +113,9 @@ METRICS: dict[str, Metric] = {
         edges=True,
         decided=False,
         help="Expected calibration error of P(positive) over the at most 15 equal-mass bins frozen in the baseline:"
-        " sum of n_b/n times |observed share - mean score|; interval: 99 % noise ball.",
+        " sum of n_b/n times |observed share - mean score|; interval: 99 % noise ball."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "mce": Metric(
         calibration.mce,
@@ -114,7 +123,9 @@ METRICS: dict[str, Metric] = {
         edges=True,
         decided=False,
         help="Maximum calibration error of P(positive): the largest |observed share - mean score| of the bins frozen in the"
-        " baseline that hold at least 20 rows; no interval.",
+        " baseline that hold at least 20 rows; no interval."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "ece_noise_floor": Metric(
         calibration.ece_noise_floor,
@@ -122,7 +133,9 @@ METRICS: dict[str, Metric] = {
         edges=True,
         decided=False,
         help="What ece is on average when every score is the true probability: sqrt(2/pi) times the sum of sqrt(V_b) over n,"
-        " V_b the sum of p(1 - p) of a frozen bin; no interval.",
+        " V_b the sum of p(1 - p) of a frozen bin; no interval."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "ece_width10": Metric(
         calibration.ece_width10,
@@ -130,7 +143,9 @@ METRICS: dict[str, Metric] = {
         edges=False,
         decided=False,
         help="Expected calibration error of P(positive) over ten equal-width bins [a, b), the last one closed (not of the"
-        " top-label confidence); interval: 99 % noise ball.",
+        " top-label confidence); interval: 99 % noise ball."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "mce_width10": Metric(
         calibration.mce_width10,
@@ -138,7 +153,9 @@ METRICS: dict[str, Metric] = {
         edges=False,
         decided=False,
         help="Maximum calibration error of P(positive) over ten equal-width bins [a, b), the last one closed, without a minimum"
-        " number of rows; no interval.",
+        " number of rows; no interval."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
     ),
     "brier": Metric(
         calibration.brier,
@@ -176,6 +193,7 @@ METRICS: dict[str, Metric] = {
         edges=False,
         decided=True,
         help="Share of the flagged rows that were positive; interval: 95 % Wilson.",
+        about="flagged",
     ),
     "f1": Metric(
         confusion.f1,
@@ -205,8 +223,9 @@ METRICS: dict[str, Metric] = {
 def _measured(metric: Metric, reading: Reading, decided: bool, edges: Ints | None, reference: Reading | None) -> Measured | str:
     if not len(reading.n):
         return reading.reason or "no_events"
-    if metric.outcomes and reading.reason:
-        return reading.reason
+    reason = reading.flagged_reason if metric.about == "flagged" else reading.reason
+    if metric.outcomes and reason and not (metric.about == "seen" and reason == "prevented"):
+        return reason
     if (metric.edges and edges is None) or (metric.reference and (reference is None or not len(reference.n))):
         return "no_baseline"
     if metric.decided and not decided:
@@ -223,7 +242,7 @@ def measure(
     names: Collection[str] | None = None,
 ) -> tuple[Estimate, ...]:
     """Return one estimate per metric that applies to the basis of the reading (and is in `names`), in the order of METRICS."""
-    rows, decided, basis = int(reading.n.sum()), reading.decided, reading.basis
+    rows, decided, basis = whole(size(reading)), reading.decided, reading.basis
     estimates = []
     for name, metric in METRICS.items():
         if (metric.outcomes and basis == "scored") or (names is not None and name not in names):
@@ -232,5 +251,5 @@ def measure(
         if isinstance(found, str):
             estimates.append(Estimate(name, key, window, basis, None, None, None, rows, found))
         else:
-            estimates.append(Estimate(name, key, window, basis, *found))
+            estimates.append(Estimate(name, key, window, basis, *found[:4], "", found[4]))
     return tuple(estimates)

@@ -1,16 +1,26 @@
 """Whether a score of p means that a share p is positive. Bins are bins of P(positive), never of a confidence."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from monitor.core.events import Floats, Ints
-from monitor.core.intervals import Measured, noise_ball, normal, wilson
+from monitor.core.intervals import (
+    Groups,
+    Measured,
+    cluster_variance,
+    clustered,
+    effective,
+    no_interval,
+    noise_ball,
+    normal,
+    whole,
+    wilson,
+)
+from monitor.core.metrics.counts import by_group, once, size
 from monitor.core.readings import Reading
-from monitor.core.tables import EDGES, edges_of_width, log_losses
+from monitor.core.tables import EDGES, GROUP_COLUMNS, edges_of_width, log_losses
 
 CALIBRATION_LEVEL = 0.99
 BINS = 15
@@ -19,64 +29,103 @@ MIN_N = 20
 """Rows a frozen bin needs before its error counts for `mce`; below that it is noise."""
 WIDTH10 = edges_of_width(10)
 
-F = TypeVar("F", bound=Callable[..., Any])
+_SCORE, _BRIER, _LOG_LOSS = range(3, len(GROUP_COLUMNS))
 
 
-def _once(function: F) -> F:
-    """Return the function with its last result remembered, because half a dozen metrics read the same sums.
-
-    Arguments are compared by identity: readings and edges are never changed in place.
-    """
-    last: tuple[tuple[Any, ...], Any] = ((), None)
-
-    def remembered(*args: Any) -> Any:
-        nonlocal last
-        seen, value = last  # read and replaced as a whole, so two threads at most compute the same twice
-        if len(seen) == len(args) and all(a is b for a, b in zip(seen, args, strict=True)):
-            return value
-        value = function(*args)
-        last = (args, value)
-        return value
-
-    return cast(F, remembered)
-
-
-@_once
+@once
 def _columns(reading: Reading) -> Floats:
     """Return per cell n, sum y, sum p, sum p(1 - p) and sum (y - p)**2, shape (5, cells).
 
-    Scores of a cell are taken as their mean; over a grid bin that changes the last two by less than 2e-5 of their size.
+    Scores of a cell are taken as their mean; over a grid bin that changes the last two by less than 2e-5 of their size. Where
+    outcomes are weighted the last two are the variances they stand for, and three columns more (8, cells) say how the variance
+    of sum (y - p - e) depends on e: it is column 4 - 2 e column 5 + e**2 (column 6 + 2 column 7).
     """
     p, q = reading.score, 1.0 - reading.score
     expected = reading.n * p
-    return np.stack((reading.n, reading.pos, expected, expected * q, reading.pos * q * q + reading.neg * p * p))
+    if reading.spread is None:
+        return np.stack((reading.n, reading.pos, expected, expected * q, reading.pos * q * q + reading.neg * p * p))
+    neg2, pos2, both = reading.spread
+    square = pos2 * q * q + neg2 * p * p - 2 * both * p * q
+    slope = pos2 * q - neg2 * p + both * (q - p)
+    return np.stack((reading.n, reading.pos, expected, (neg2 + pos2) * p * q, square, slope, neg2 + pos2, both))
 
 
-@_once
+@once
 def sums(reading: Reading, edges: Ints) -> Floats:
-    """Return the same sums per calibration bin, zero where a bin is empty, shape (5, bins)."""
+    """Return the same sums per calibration bin, zero where a bin is empty, shape (5 or 8, bins)."""
     start = np.searchsorted(reading.bin, edges)
     stop = np.append(start[1:], len(reading.bin))
     occupied = stop > start
-    result = np.zeros((5, len(edges)))
+    columns = _columns(reading)
+    result = np.zeros((len(columns), len(edges)))
     # Empty bins must be left out: reduceat gives them the first cell of the next bin.
-    result[:, occupied] = np.add.reduceat(_columns(reading), start[occupied], axis=1)
+    result[:, occupied] = np.add.reduceat(columns, start[occupied], axis=1)
     return result
 
 
-def _spread(n: Floats, y: Floats, p: Floats, v: Floats, square: Floats) -> Floats:
+def _spread(columns: Floats) -> Floats:
     """Return the variance of sum (y - p): what the scores imply or what is seen around the mean error, the larger."""
+    n, y, p, v, square, *weighted = columns
     error = y - p
-    return np.maximum(v, square - error * error / np.maximum(n, 1.0))
+    if not weighted:
+        seen = square - error * error / np.maximum(n, 1.0)
+    else:
+        slope, squares, both = weighted
+        mean = error / np.maximum(n, 1.0)
+        seen = square - 2 * mean * slope + mean * mean * (squares + 2 * both)
+    larger: Floats = np.maximum(v, seen)
+    return larger
+
+
+def _rows(columns: Floats) -> Floats:
+    """Return the number of rows, of weighted ones the effective number."""
+    return columns[0] if len(columns) == 5 else effective(columns[0], columns[6])
+
+
+@once
+def _bias(reading: Reading) -> tuple[float, float]:
+    """Return mean p - mean y and its variance."""
+    columns = _columns(reading).sum(axis=1)
+    n, y, p = columns[:3].tolist()
+    return (p - y) / n, float(_spread(columns)) / (n * n)
+
+
+def _mean_groups(reading: Reading, column: int) -> Groups | None:
+    """Return by cluster group the sum of a column of GROUP_COLUMNS, of the score less the positives, and the rows."""
+    groups = by_group(reading)
+    if groups is None:
+        return None
+    above = groups[:, :, column].sum(axis=1)
+    return above - groups[:, 1, :3].sum(axis=1) if column == _SCORE else above, groups[:, :, :3].sum(axis=(1, 2))
+
+
+def design_effect(reading: Reading) -> float | str:
+    """Return the variance that clusters give the bias over that of as many independent rows, at least 1, or a reason.
+
+    Without clusters it is 1. It stands for the design effect of metrics that are no ratio of sums.
+    """
+    groups = _mean_groups(reading, _SCORE)
+    if groups is None:
+        return 1.0
+    value, iid = _bias(reading)
+    variance, clusters = cluster_variance(value, groups, float(reading.n.sum()), iid)
+    return no_interval(variance, clusters) or (max(1.0, variance / iid) if iid else 1.0)
 
 
 def ece(reading: Reading, edges: Ints) -> Measured:
-    """Return sum_b |sum y - sum p| / n, with the noise ball at `CALIBRATION_LEVEL` as its interval."""
-    n, y, p, v, square = sums(reading, edges)
+    """Return sum_b |sum y - sum p| / n, with the noise ball at `CALIBRATION_LEVEL` as its interval.
+
+    Clusters widen the ball by the design effect of the bias.
+    """
+    columns = sums(reading, edges)
+    n, y, p = columns[:3]
     total = float(n.sum())
     value = float(np.abs(y - p).sum()) / total
-    ball = noise_ball(_spread(n, y, p, v, square), total, CALIBRATION_LEVEL)
-    return Measured(value, max(0.0, value - ball), value + ball, int(total))
+    rows, effect = whole(size(reading)), design_effect(reading)
+    if isinstance(effect, str):
+        return Measured(value, None, None, rows, effect)
+    ball = noise_ball(_spread(columns) * effect, total, CALIBRATION_LEVEL)
+    return Measured(value, max(0.0, value - ball), value + ball, rows)
 
 
 def ece_width10(reading: Reading, _: object = None) -> Measured:
@@ -86,17 +135,19 @@ def ece_width10(reading: Reading, _: object = None) -> Measured:
 
 def ece_noise_floor(reading: Reading, edges: Ints) -> Measured:
     """Return sqrt(2 / pi) sum_b sqrt(V_b) / n, which `ece` has on average when the model is calibrated."""
-    n, _, _, v, _ = sums(reading, edges)
-    total = float(n.sum())
-    return Measured(math.sqrt(2 / math.pi) * float(np.sqrt(v).sum()) / total, None, None, int(total))
+    columns = sums(reading, edges)
+    value = math.sqrt(2 / math.pi) * float(np.sqrt(columns[3]).sum()) / float(columns[0].sum())
+    return Measured(value, None, None, whole(size(reading)))
 
 
 def _mce(reading: Reading, edges: Ints, min_n: int) -> Measured | str:
-    n, y, p, _, _ = sums(reading, edges)
-    enough = n >= min_n
+    columns = sums(reading, edges)
+    n, y, p = columns[:3]
+    # Equal weights give whole effective numbers up to rounding.
+    enough = _rows(columns) >= min_n - 1e-9
     if not enough.any():
         return "low_n"
-    return Measured(float((np.abs(y - p)[enough] / n[enough]).max()), None, None, int(n.sum()))
+    return Measured(float((np.abs(y - p)[enough] / n[enough]).max()), None, None, whole(size(reading)))
 
 
 def mce(reading: Reading, edges: Ints) -> Measured | str:
@@ -109,35 +160,46 @@ def mce_width10(reading: Reading, _: object = None) -> Measured | str:
     return _mce(reading, WIDTH10, 1)
 
 
+def _mean(reading: Reading, value: float, variance: float, groups: Groups | None) -> Measured:
+    """Return a mean with its normal interval, which clusters widen."""
+    found = Measured(value, *normal(value, variance), whole(size(reading)))
+    if groups is None:
+        return found
+    return clustered(found, groups, float(reading.n.sum()), variance, lambda value, variance, _: normal(value, variance))
+
+
 def bias(reading: Reading, _: object = None) -> Measured:
     """Return mean p - mean y: positive when the scores are too high."""
-    columns = _columns(reading).sum(axis=1)
-    n, y, p = columns[:3].tolist()
-    value = (p - y) / n
-    return Measured(value, *normal(value, float(_spread(*columns)) / (n * n)), int(n))
+    return _mean(reading, *_bias(reading), _mean_groups(reading, _SCORE))
 
 
-def _mean_loss(reading: Reading, loss: float, if_pos: Floats, if_neg: Floats) -> Measured:
+def _mean_loss(reading: Reading, loss: float, if_pos: Floats, if_neg: Floats, groups: Groups | None) -> Measured:
     """Return the exact mean loss; its standard error reads the loss of a row off the mean score of its cell."""
     n = float(reading.n.sum())
     first = float(reading.pos @ if_pos + reading.neg @ if_neg) / n
-    second = float(reading.pos @ (if_pos * if_pos) + reading.neg @ (if_neg * if_neg)) / n
-    low, high = normal(loss / n, max(0.0, second - first * first) / n)
-    return Measured(loss / n, max(0.0, low), high, int(n))
+    if reading.spread is None:
+        second = float(reading.pos @ (if_pos * if_pos) + reading.neg @ (if_neg * if_neg)) / n
+        variance = max(0.0, second - first * first) / n
+    else:
+        neg2, pos2, both = reading.spread
+        a, b = if_pos - first, if_neg - first
+        variance = max(0.0, float(pos2 @ (a * a) + neg2 @ (b * b) + 2 * (both @ (a * b)))) / (n * n)
+    found = _mean(reading, loss / n, variance, groups)
+    return found if found.low is None else found._replace(low=max(0.0, found.low))
 
 
 def brier(reading: Reading, _: object = None) -> Measured:
     """Return the mean of (p - y)**2."""
     p, q = reading.score, 1.0 - reading.score
-    return _mean_loss(reading, reading.losses[0], q * q, p * p)
+    return _mean_loss(reading, reading.losses[0], q * q, p * p, _mean_groups(reading, _BRIER))
 
 
 def log_loss(reading: Reading, _: object = None) -> Measured | str:
     """Return the mean of -ln of the probability given to what happened."""
     if reading.clipped >= reading.n.sum():
         return "degenerate"
-    yes = np.ones(len(reading.n), bool)
-    return _mean_loss(reading, reading.losses[1], log_losses(reading.score, yes), log_losses(reading.score, ~yes))
+    p, yes = reading.score, np.ones(len(reading.n), bool)
+    return _mean_loss(reading, reading.losses[1], log_losses(p, yes), log_losses(p, ~yes), _mean_groups(reading, _LOG_LOSS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +216,25 @@ class Bin:
 
 
 def reliability(reading: Reading, edges: Ints | None, width: bool = False) -> list[Bin]:
-    """Return every bin of the frozen edges or, with `width`, of ten equal widths; without edges there are none."""
+    """Return every bin of the frozen edges or, with `width`, of ten equal widths; without edges there are none.
+
+    The interval of the observed share is Wilson's of the (effective) rows, with clusters of as many independent ones as say
+    as much by the design effect of the bias.
+    """
     first = WIDTH10 if width else edges
     if first is None:
         return []
-    n, y, p, _, _ = sums(reading, first)
-    bounds = [*EDGES[first].tolist(), 1.0]
+    columns, effect = sums(reading, first), design_effect(reading)
+    n, y, p = columns[:3]
     rows = np.maximum(n, 1.0)
-    columns = np.stack((p / rows, y / rows, *wilson(y, n))).T.tolist()
-    return [
-        Bin(lower, upper, int(k), *column) if k else Bin(lower, upper, 0, None, None, None, None)
-        for lower, upper, k, column in zip(bounds, bounds[1:], n, columns, strict=False)
-    ]
+    independent = _rows(columns) / (1.0 if isinstance(effect, str) else effect)
+    found = np.stack((p / rows, y / rows, *wilson(y * (independent / rows), independent))).T.tolist()
+    bounds = [*EDGES[first].tolist(), 1.0]
+    bins = []
+    for lower, upper, k, (mean, observed, low, high) in zip(bounds, bounds[1:], _rows(columns).tolist(), found, strict=False):
+        ends = (None, None) if isinstance(effect, str) else (low, high)
+        bins.append(Bin(lower, upper, whole(k), mean, observed, *ends) if k else Bin(lower, upper, 0, None, None, None, None))
+    return bins
 
 
 def top_label_ece(reading: Reading) -> float | None:

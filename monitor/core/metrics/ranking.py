@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from monitor.core.intervals import Measured, delong, logit_normal, wilson
+from monitor.core.intervals import Measured, delong, effective, logit_normal, whole, wilson
+from monitor.core.metrics.calibration import design_effect
+from monitor.core.metrics.counts import size
 from monitor.core.readings import Reading
 
 
@@ -10,14 +12,22 @@ def roc_auc(reading: Reading, _: object = None) -> Measured | str:
     """Return P(positive scores higher than negative), ties count 1/2, with DeLong's interval on the logit scale.
 
     Where DeLong's variance is 0 or unknown (classes apart, one row in a class) it would claim certainty. min(P, N) pairs of
-    one positive and one negative have no row in common, so the interval is then that of a share of so many pairs.
+    one positive and one negative have no row in common, so the interval is then that of a share of so many pairs. Clusters
+    widen it by the design effect of the bias.
     """
     # Rows of one bin with different verdicts are separate cells, but their scores are tied.
     first = np.flatnonzero(np.diff(reading.bin, prepend=-1))
     neg, pos = np.add.reduceat((reading.neg, reading.pos), first, axis=1)
-    pairs = float(min(neg.sum(), pos.sum()))
-    if not pairs:
+    classes = (float(neg.sum()), float(pos.sum()))
+    if not min(classes):
         return "one_class"
-    auc, variance = delong(neg, pos)
-    low, high = logit_normal(auc, variance) if variance > 0 else wilson(auc * pairs, pairs)
-    return Measured(auc, low, high, int(reading.n.sum()))
+    spread = None if reading.spread is None else np.add.reduceat(reading.spread[:2], first, axis=1)
+    auc, variance = delong(neg, pos, spread)
+    n, effect = whole(size(reading)), design_effect(reading)
+    if isinstance(effect, str):
+        return Measured(auc, None, None, n, effect)
+    if variance > 0:
+        return Measured(auc, *logit_normal(auc, variance * effect), n)
+    squares = classes if spread is None else spread.sum(axis=1).tolist()
+    pairs = min(effective(k, square) for k, square in zip(classes, squares, strict=True)) / effect
+    return Measured(auc, *wilson(auc * pairs, pairs), n)

@@ -1,6 +1,7 @@
 """Calibration metrics against plain numpy, scikit-learn, the shared vectors and simulation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from sklearn.metrics import brier_score_loss
 from sklearn.metrics import log_loss as sk_log_loss
 
 from monitor.core.events import NONE
-from monitor.core.intervals import noise_ball, quantile, wilson
+from monitor.core.intervals import noise_ball, normal, quantile, wilson
 from monitor.core.metrics import calibration as c
 from monitor.core.readings import LabelRule, Reading, known, mature, scored
 from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
 
 NEGATIVE = (LabelRule("negative"),) * 6
+UNKNOWN = (LabelRule("unknown"),) * 6
 
 
 def _plain_ece(score, y, bounds):
@@ -354,3 +356,64 @@ def test_more_stretches_than_bins(table):
     edges = c.calibration_edges(r)
     assert len(edges) == 15
     assert set(grid_bin(heavy[1:])) <= set(edges)
+
+
+def _weighted(seed, n=400):
+    """Return scores, outcomes and probabilities that their labels are seen."""
+    rng = np.random.default_rng(seed)
+    score = rng.beta(1, 2, n)
+    return score, (rng.random(n) < score**1.2).astype(np.int8), np.exp(-rng.integers(0, 16, n) / 8)
+
+
+def test_weighted_means_are_of_the_population(table):
+    """Bias, losses and ECE count a row 1 / q; variances are sums of w**2 around the mean, as row by row."""
+    score, y, q = _weighted(31)
+    r = mature(table(score, y, label_prob=q), UNKNOWN)
+    w, error = 1 / q, score - y
+    n = int(w.sum() ** 2 / (w * w).sum())
+    value = w @ error / w.sum()
+    variance = max((w * w) @ (error - value) ** 2, (w * w) @ (score * (1 - score))) / w.sum() ** 2
+    assert c.bias(r)[:4] == pytest.approx((value, *normal(value, variance), n), rel=1e-3)
+    losses = {"brier": error**2, "log_loss": -np.log(np.where(y, score, 1 - score))}
+    for name, loss in losses.items():
+        value = w @ loss / w.sum()
+        variance = (w * w) @ (loss - value) ** 2 / w.sum() ** 2
+        assert getattr(c, name)(r)[:4] == pytest.approx((value, *normal(value, variance), n), rel=2e-3)
+    at = np.minimum((score * 10).astype(int), 9)
+    gap, implied = np.bincount(at, w * error), np.bincount(at, w * w * score * (1 - score))
+    mean = gap / np.bincount(at, w)
+    spread = np.maximum(implied, np.bincount(at, (w * (error - mean[at])) ** 2))
+    found, value = c.ece_width10(r), np.abs(gap).sum() / w.sum()
+    ball = noise_ball(spread, w.sum(), 0.99)
+    assert found[:4] == pytest.approx((value, max(0, value - ball), value + ball, n), rel=2e-3)
+    assert c.mce_width10(r).value == pytest.approx(np.abs(mean).max(), rel=1e-3)
+    assert c.ece_noise_floor(r, c.WIDTH10).value == pytest.approx(
+        math.sqrt(2 / math.pi) * np.sqrt(implied).sum() / w.sum(), rel=1e-3
+    )
+
+
+def test_mce_counts_effective_rows(table):
+    """A bin of 19 rows is too small for `mce`, whatever weights they have."""
+    y = np.arange(40) % 2
+    for few, reason in ((19, "low_n"), (20, None)):
+        r = mature(table(np.full(few, 0.3), y[:few], label_prob=np.full(few, 0.01)), UNKNOWN)
+        found = c.mce(r, c.WIDTH10)
+        assert (found if isinstance(found, str) else None) == reason
+
+
+def test_bias_of_complements(table):
+    """Where negatives are the rest of the rows, the sum of y - p varies as the positives alone."""
+    score, y, _ = _weighted(32)
+    r = known(table(score, y))
+    pos2 = r.n * 0.7  # more than the scores imply
+    r = replace(r, spread=np.stack((pos2, pos2, -pos2)))
+    value = (score - y).mean()
+    assert c.bias(r)[:3] == pytest.approx((value, *normal(value, 0.7 / 400)), rel=1e-6)
+
+
+def test_reliability_of_weighted_rows(table):
+    """Bins show effective rows, shares of the population, and Wilson's interval of the former."""
+    r = mature(table([0.25] * 40, [1] * 10 + [0] * 30, label_prob=np.full(40, np.exp(-2))), UNKNOWN)
+    found = c.reliability(r, None, width=True)[2]
+    assert (found.n, found.observed) == (40, pytest.approx(0.25))
+    assert (found.low, found.high) == pytest.approx(wilson(10, 40))

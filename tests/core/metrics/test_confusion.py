@@ -1,5 +1,7 @@
 """Counts of decisions against the worked examples and scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
 
 from monitor.core.events import ABSTAIN, BLOCK, FLAG, NONE, PASS, REVIEW
-from monitor.core.intervals import wilson
+from monitor.core.intervals import logit_normal, share, wilson
 from monitor.core.metrics import confusion as c
-from monitor.core.readings import Reading, known, scored
+from monitor.core.readings import LabelRule, Reading, known, mature, scored
+
+UNKNOWN = (LabelRule("unknown"),) * 6
 
 
 def _counts(tp, fp, fn, tn):
@@ -67,7 +71,7 @@ def test_agrees_with_scikit_learn(table):
     said = score >= 0.35
     r = known(table(score, y, 0.35))
     tn, fp, fn, tp = confusion_matrix(y, said).ravel().tolist()
-    assert c.confusion(r) == (tp, fp, fn, tn)
+    assert c.confusion(r)[:4] == (tp, fp, fn, tn)
     assert tp + fp + fn + tn == 3_000
     oracles = {"recall": recall_score, "precision": precision_score, "f1": f1_score, "accuracy": accuracy_score}
     for name, oracle in oracles.items():
@@ -79,18 +83,18 @@ def test_agrees_with_scikit_learn(table):
 def test_intervals_are_wilsons_of_their_own_rows():
     """Each share counts the rows it is a share of, and its interval is theirs."""
     r = _counts(tp=30, fp=10, fn=20, tn=140)
-    assert c.recall(r) == (0.6, *wilson(30, 50), 50)
-    assert c.precision(r) == (0.75, *wilson(30, 40), 40)
-    assert c.fpr(r) == (10 / 150, *wilson(10, 150), 150)
-    assert c.accuracy(r) == (0.85, *wilson(170, 200), 200)
-    assert c.flagged_share(r) == (0.2, *wilson(40, 200), 200)
+    assert c.recall(r)[:4] == (0.6, *wilson(30, 50), 50)
+    assert c.precision(r)[:4] == (0.75, *wilson(30, 40), 40)
+    assert c.fpr(r)[:4] == (10 / 150, *wilson(10, 150), 150)
+    assert c.accuracy(r)[:4] == (0.85, *wilson(170, 200), 200)
+    assert c.flagged_share(r)[:4] == (0.2, *wilson(40, 200), 200)
 
 
 def test_f1_interval_is_carried_over():
     """The ends of F1 are 2j/(1+j) of the ends of tp/(tp+fp+fn)."""
     r = _counts(tp=30, fp=10, fn=20, tn=140)
     low, high = wilson(30, 60)
-    assert c.f1(r) == pytest.approx((60 / 90, 2 * low / (1 + low), 2 * high / (1 + high), 60))
+    assert c.f1(r)[:4] == pytest.approx((60 / 90, 2 * low / (1 + low), 2 * high / (1 + high), 60))
 
 
 def test_undefined_is_a_reason():
@@ -103,7 +107,7 @@ def test_undefined_is_a_reason():
 def test_verdicts(table):
     """Flag, review and block are flagged, pass and abstain are not, and rows nobody decided about do not count."""
     r = known(table([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [1] * 6, verdicts=[PASS, FLAG, REVIEW, ABSTAIN, BLOCK, NONE]))
-    assert c.confusion(r) == (3, 0, 2, 0)
+    assert c.confusion(r)[:4] == (3, 0, 2, 0)
     assert c.recall(r).n == c.flagged_share(r).n == 5
 
 
@@ -114,3 +118,76 @@ def test_f1_is_the_harmonic_mean(tp, fp, fn, tn):
     p, q = c.precision(r), c.recall(r)
     if not isinstance(p, str) and not isinstance(q, str) and tp:
         assert c.f1(r).value == pytest.approx(2 * p.value * q.value / (p.value + q.value))
+
+
+def _audited(table, tp=240, fp=60, found=5, honest=95, q=0.02):
+    """Return a mature reading: all flagged rows looked at, of the passed ones each with probability q."""
+    y = np.repeat([1, 0, 1, 0], [tp, fp, found, honest])
+    flagged = np.arange(len(y)) < tp + fp
+    prob = np.where(flagged, 0.0, q)
+    return mature(table(np.where(flagged, 0.8, 0.1), y, verdicts=np.where(flagged, FLAG, PASS), label_prob=prob), UNKNOWN)
+
+
+def test_ht_recall(table, vector):
+    """Each missed positive that was found stands for 1 / q (to the 2.5e-4 that stored probabilities have)."""
+    inputs, expected = vector("ht_recall")
+    q, found = inputs["audit_prob"], inputs["audited_fn"]
+    r = _audited(table, tp=inputs["flagged_tp"], found=found, q=q)
+    assert c.confusion(r)[2] == pytest.approx(expected["fn_hat"], rel=2.5e-4)
+    assert c.recall(r) == "few_audited_misses"
+    assert c.recall(replace(r, seen=r.seen * 2)).value == pytest.approx(expected["recall"], rel=2.5e-4)
+
+
+def test_weighted_intervals(table):
+    """Recall has the delta-method variance on the logit scale and an effective n; precision has weights of 1 and Wilson."""
+    r = _audited(table, found=20)
+    w = 1_000 / 20
+    found = c.recall(r)
+    n = 240 + 1_000
+    variance = (1_000**2 * 240 + 240**2 * 20 * w**2) / n**4
+    assert found[:3] == pytest.approx((240 / n, *logit_normal(240 / n, variance)), rel=1e-3)
+    assert found.n == int(n**2 / (240 + 20 * w**2))
+    assert c.precision(r) == share(240.0, 300.0)
+    assert c.fpr(r).n < 100 < c.accuracy(r).n
+    j = share(240.0, 1_300.0, (240.0, 60 + 20 * w**2, 0.0))
+    assert c.f1(r)[:4] == pytest.approx((*(2 * x / (1 + x) for x in j[:3]), j.n), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["recall", "f1"])
+def test_few_audited_misses(table, name):
+    """Fewer than ten found misses that stand for others are no recall, none at all least of all."""
+    metric = getattr(c, name)
+    assert metric(_audited(table, found=9)) == metric(_audited(table, found=0)) == "few_audited_misses"
+    assert metric(_audited(table, found=10)).value < 0.5
+    assert metric(_audited(table, found=9, q=1.0)).value > 0.8
+    assert not isinstance(c.precision(_audited(table, found=0)), str)
+
+
+def test_complements_are_known(table):
+    """Where negatives are the rest of the rows, precision is as sure as its positives alone."""
+    spread = np.array([[40.0, 90.0], [40.0, 90.0], [-40.0, -90.0]])
+    r = replace(_counts(tp=60, fp=40, fn=20, tn=880), spread=spread)
+    assert c.precision(r)[:3] == pytest.approx((0.6, *logit_normal(0.6, 90 / 100**2)))
+    assert c.recall(r)[:3] == pytest.approx((0.75, *logit_normal(0.75, (20**2 * 90 + 60**2 * 40) / 80**4)))
+    assert c.flagged_share(r)[:3] == (0.1, *wilson(100, 1_000))
+    assert c.accuracy(r)[:3] == pytest.approx((0.94, *logit_normal(0.94, (90 + 40) / 1_000**2)))
+
+
+def test_recall_covers_the_population(table):
+    """The interval of recall from some 1,000 audits with probability sqrt(score) holds the truth in 90 % of 200 runs."""
+    rng = np.random.default_rng(11)
+    p = 1 / (1 + np.exp(3.5 - rng.normal(0, 1, 400_000)))
+    recall = p[p >= 0.2].sum() / p.sum()
+    inside = none = 0
+    for _ in range(200):
+        score = 1 / (1 + np.exp(3.5 - rng.normal(0, 1, 20_000)))
+        y = (rng.random(20_000) < score).astype(np.int8)
+        flagged = score >= 0.2
+        q = 1_000 * np.sqrt(score) / np.sqrt(score[~flagged]).sum()
+        looked = flagged | (rng.random(20_000) < q)
+        verdicts, prob = np.where(flagged, FLAG, PASS)[looked], np.where(flagged, 0.0, q)[looked]
+        found = c.recall(mature(table(score[looked], y[looked], verdicts=verdicts, label_prob=prob), UNKNOWN))
+        none += isinstance(found, str)
+        inside += not isinstance(found, str) and found.low <= recall <= found.high
+    assert none == 0
+    assert inside >= 180

@@ -19,7 +19,7 @@ def test_psi10(vector):
     """Ten bins give the smoothed index and its level without drift."""
     inputs, expected = vector("psi10")
     live, base, edges = _histogram(inputs["live"]), _histogram(inputs["baseline"]), edges_of_width(10)
-    assert psi(live, edges, base) == pytest.approx((expected["psi_smoothed"], None, None, sum(inputs["live"])), abs=1e-9)
+    assert psi(live, edges, base)[:4] == pytest.approx((expected["psi_smoothed"], None, None, sum(inputs["live"])), abs=1e-9)
     assert psi_null(live, edges, base).value == pytest.approx(expected["null_mean"], abs=1e-12)
 
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.core.days import Key
-from monitor.core.events import FLAG, NONE, PASS
+from monitor.core.events import BLOCK, FLAG, NONE, PASS, REVIEW
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import LabelRule, known, mature, scored
-from monitor.core.reasons import UNDEFINED
-from monitor.core.tables import EMPTY
+from monitor.core.reasons import NO_INTERVAL, UNDEFINED
+from monitor.core.tables import EMPTY, not_waiting
 
 NEGATIVE = (LabelRule("negative"),) * 6
 UNKNOWN = (LabelRule("unknown"),) * 6
@@ -146,6 +146,102 @@ def test_a_value_or_a_reason(table, events):
                 assert (e.low is None) is (e.high is None)
                 if e.low is not None:
                     assert e.low - 1e-9 <= e.value <= e.high + 1e-9
+
+
+ROWS = st.tuples(
+    st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.3, 1.0])),
+    st.sampled_from([-1, 0, 1]),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.0, 1.0, 0.3, 1e-6]),
+    st.sampled_from([0, 1, 2, 3]),
+)
+RULE = st.builds(LabelRule, st.sampled_from(["negative", "unknown"]), st.booleans())
+POINTS = {"psi", "psi_null", "mce", "mce_width10", "ece_noise_floor"}
+
+
+@given(st.lists(ROWS, max_size=40), st.tuples(*[RULE] * 6), st.booleans(), st.booleans())
+def test_an_interval_or_a_reason(table, events, rules, weighted, many):
+    """Whatever weights, clusters and rules, an estimate lies inside its interval or says why there is none; never NaN."""
+    scores, outcomes, verdicts, prob, cluster = np.array(events, float).reshape(-1, 5).T
+    columns = {"label_prob": prob * weighted, "cluster": cluster * (1 + many * np.arange(len(cluster)))}
+    t = table(scores, outcomes.astype(np.int8), verdicts=verdicts.astype(np.uint8), **columns)
+    for r in (scored(t), known(t), mature(t, rules), mature(t + not_waiting(t), rules)):
+        for e in measure(r, KEY, "28d", calibration_edges(scored(t)), scored(t)):
+            if e.reason:
+                assert (e.value, e.low, e.high, e.interval_reason) == (None, None, None, "")
+                assert e.reason in UNDEFINED
+                continue
+            assert math.isfinite(e.value)
+            assert e.n > 0
+            assert (e.low is None) is (e.high is None) is (e.metric in POINTS or e.interval_reason in NO_INTERVAL)
+            if e.low is not None:
+                assert e.low - 1e-9 <= e.value <= e.high + 1e-9
+
+
+@pytest.mark.parametrize("threshold", [0.3, None])
+def test_variances_of_counts_change_nothing(table, threshold):
+    """With the variances that counts have every metric says what it says of counts: shares to the bit, the rest to 1e-12."""
+    r = known(_mixed(table, 2_000, threshold))
+    same = dataclasses.replace(r, spread=np.stack((r.neg, r.pos, np.zeros(len(r.n)))), seen=r.pos)
+    edges = calibration_edges(r)
+    for a, b in zip(measure(r, KEY, "7d", edges, r), measure(same, KEY, "7d", edges, r), strict=True):
+        numbers = [[v for v in (x.value, x.low, x.high) if v is not None] for x in (a, b)]
+        assert numbers[1] == (numbers[0] if a.metric in DECIDED else pytest.approx(numbers[0], rel=1e-12, abs=1e-15))
+        assert dataclasses.replace(b, value=a.value, low=a.low, high=a.high) == a
+
+
+NEVER = tuple(LabelRule("unknown", never=v == BLOCK) for v in range(6))
+SEEN = {"bias", "ece", "mce", "ece_noise_floor", "ece_width10", "mce_width10"}
+
+
+def test_prevented_outcomes(table):
+    """Where blocking prevents outcomes, only what holds given the score is said, about the other rows."""
+    rng = np.random.default_rng(6)
+    score = rng.beta(1, 2, 500)
+    y, blocked = (rng.random(500) < score).astype(np.int8), score > 0.8
+    t = table(score, np.where(blocked, -1, y), verdicts=np.where(blocked, BLOCK, np.where(score > 0.5, FLAG, PASS)))
+    found = {e.metric: e for e in measure(mature(t, NEVER), KEY, "28d", calibration_edges(scored(t)), scored(t))}
+    assert {name: e.reason for name, e in found.items() if METRICS[name].outcomes} == {
+        name: "" if name in SEEN else "prevented" for name, m in METRICS.items() if m.outcomes
+    }
+    assert found["bias"].value == pytest.approx((score - y)[~blocked].mean())
+    assert found["bias"].n == (~blocked).sum()
+    assert {name for name, m in METRICS.items() if m.about == "seen"} == SEEN
+
+
+def test_precision_needs_the_flagged_only(table):
+    """Precision is right although nobody looks at passed rows; with labels on passed rows only it is the one that is not."""
+    score = np.linspace(0.05, 0.95, 100)
+    y = (np.arange(100) % 3 == 0).astype(np.int8)
+    for looked, reason in ((score >= 0.5, ""), (score < 0.5, "unidentified")):
+        found = _reasons(measure(mature(table(score, np.where(looked, y, -1), 0.5), UNKNOWN), KEY, "28d"))
+        assert (found["precision"], found["recall"], found["bias"]) == (reason, "unidentified", "unidentified")
+
+
+def test_weighted_clusters_have_no_intervals(table):
+    """Weights and clusters together: the estimate is there, its interval is not."""
+    rng = np.random.default_rng(7)
+    score = rng.beta(1, 2, 2_000)
+    y, cluster = (rng.random(2_000) < score).astype(np.int8), rng.integers(1, 2**32, 500).repeat(4)
+    r = mature(table(score, y, 0.5, label_prob=np.full(2_000, 0.5), cluster=cluster), UNKNOWN)
+    for e in measure(r, KEY, "28d", calibration_edges(r), r):
+        assert e.value is not None
+        assert e.interval_reason == ("" if e.metric in POINTS else "clustered")
+
+
+def test_rules_that_groups_cannot_tell(table):
+    """Where verdicts of the flagged rows differ in their rules, intervals with clusters are absent."""
+    rng = np.random.default_rng(8)
+    score = rng.beta(1, 2, 2_000)
+    y, cluster = rng.integers(-1, 2, 2_000), rng.integers(1, 2**32, 500).repeat(4)
+    verdicts = np.where(score > 0.5, np.where(score > 0.7, REVIEW, FLAG), PASS)
+    rules = tuple(LabelRule("unknown" if v == REVIEW else "negative") for v in range(6))
+    reviewed = verdicts == REVIEW
+    y[reviewed] = np.where(rng.random(reviewed.sum()) < 0.9, np.abs(y[reviewed]), -1)
+    t = table(score, y, verdicts=verdicts, cluster=cluster)
+    some = {e.metric: e.interval_reason for e in measure(mature(t, rules), KEY, "28d", names=["precision", "bias", "brier"])}
+    assert some == dict.fromkeys(some, "clustered")
+    assert {e.interval_reason for e in measure(mature(t, NEGATIVE), KEY, "28d", names=list(some))} == {""}
 
 
 def test_reasons_and_helps():

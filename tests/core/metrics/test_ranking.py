@@ -9,8 +9,10 @@ from sklearn.metrics import roc_auc_score
 from monitor.core.events import FLAG, PASS
 from monitor.core.intervals import delong, wilson
 from monitor.core.metrics.ranking import roc_auc
-from monitor.core.readings import known
+from monitor.core.readings import LabelRule, known, mature
 from monitor.core.tables import BINS, grid_bin
+
+UNKNOWN = (LabelRule("unknown"),) * 6
 
 
 def _world(rng, n, shift, center):
@@ -40,7 +42,7 @@ def test_assessment_lecture_baserate(table, vector):
     inputs, expected = vector("assessment_lecture_baserate")
     found = roc_auc(known(table(np.full(100, inputs["score"]), np.arange(100) < 5)))
     assert found.value == expected["auc"]
-    assert found[1:] == pytest.approx((*wilson(2.5, 5.0), 100))
+    assert found[1:4] == pytest.approx((*wilson(2.5, 5.0), 100))
 
 
 def test_calib40(table, vector):
@@ -68,7 +70,7 @@ def test_d05_one_class(table, y):
 def test_classes_apart(table):
     """Perfect separation of few rows is not certainty: the interval is that of as many disjoint pairs."""
     found = roc_auc(known(table([0.1, 0.2, 0.3, 0.8, 0.9], [0, 0, 0, 1, 1])))
-    assert found == pytest.approx((1.0, *wilson(2.0, 2.0), 5))
+    assert found[:4] == pytest.approx((1.0, *wilson(2.0, 2.0), 5))
     assert found.low < 0.5
 
 
@@ -86,3 +88,16 @@ def test_interval_covers(table, n, center):
     truth = 0.5 * math.erfc(-1.5 / math.sqrt(2) / math.sqrt(2))  # P(N(1.5, 2) > 0)
     found = [roc_auc(known(table(*_world(rng, n, 1.5, center)))) for _ in range(400)]
     assert 0.92 <= np.mean([e.low <= truth <= e.high for e in found]) <= 0.98
+
+
+def test_weighted_area(table):
+    """A pair counts the product of the weights of its rows; equal weights are worth their rows, not what they stand for."""
+    rng = np.random.default_rng(5)
+    score, y = _world(rng, 300, 1.5, -1)
+    q = np.exp(-rng.integers(0, 12, 300) / 8)
+    r = mature(table(score, y, label_prob=q), UNKNOWN)
+    assert roc_auc(r).value == pytest.approx(roc_auc_score(y, grid_bin(score), sample_weight=1 / q), abs=1e-4)
+    plain, equal = roc_auc(known(table(score, y))), roc_auc(mature(table(score, y, label_prob=np.full(300, 0.05)), UNKNOWN))
+    assert equal[:4] == pytest.approx(plain[:4], rel=1e-9)
+    apart = mature(table([0.1, 0.2, 0.3, 0.8, 0.9], [0, 0, 0, 1, 1], label_prob=[0.01] * 5), UNKNOWN)
+    assert roc_auc(apart)[:4] == pytest.approx((1.0, *wilson(2.0, 2.0), 5))
