@@ -1,18 +1,22 @@
 """A table as one way of counting sees it. A metric never sees a table, only a reading of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats
-from monitor.core.tables import EDGES, TINY, Table, log_losses, weights_of
+from monitor.core.delays import Completeness
+from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats, Ints
+from monitor.core.tables import EDGES, EMPTY, TINY, Table, log_losses, total, weights_of
 
 ACTING = ("scored", "mature")
 """The only bases that a rule which acts may read."""
 
 _ENOUGH = 0.8
+_COMPLETE = 0.3
+_EFFECTIVE = 50
 _ROLE = np.where(np.arange(len(VERDICTS)) == NONE, 2, FLAGGED)
 """Per verdict the position of its column in Table.groups: not flagged, flagged, nobody decided."""
 
@@ -23,14 +27,6 @@ class LabelRule:
 
     With `never` the verdict itself prevents the outcome (a blocked payment): whatever label comes for such a row, it has none.
     """
-
-    missing: str
-    never: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LabelRule:
-    """What no label at the horizon means after a verdict (negative or unknown); `never`: the outcome was prevented."""
 
     missing: str
     never: bool = False
@@ -221,6 +217,125 @@ def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
         else:
             parts.append("prevented" if (part & never).any() else "")
     return parts[0], next((r for r in ("no_labels", "unidentified", "prevented") if r in parts), "")
+
+
+def _complement(table: Table, rules: Sequence[LabelRule]) -> Bools:
+    """Return for which verdicts every row that is not positive is negative.
+
+    Not where all unlabelled rows have a `label_prob`: no label of theirs says nothing, and only looking finds negatives.
+    """
+    verdict, unlabelled = table.cells["verdict"], table.cells["n_none"]
+    rows, weight = (np.bincount(verdict, x, len(VERDICTS)) for x in (unlabelled, weights_of(table)["w_none"]))
+    mask: Bools = np.array([rule.missing == "negative" for rule in rules]) & ((weight > 0) | (rows == 0))
+    return mask
+
+
+def complete_enough(table: Table, completeness: Completeness, rules: Sequence[LabelRule]) -> bool:
+    """Return whether a nowcast may read a day: .3 of the labels of each class and verdict that has labels are in."""
+    counts = np.zeros((2, len(VERDICTS)), bool)
+    counts[:, table.cells["verdict"]] = True
+    counts[:, [rule.never for rule in rules]] = False
+    counts[0, _complement(table, rules)] = False
+    return not bool((completeness.f[counts] < _COMPLETE).any())
+
+
+def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRule]) -> Reading:
+    """Return what the outcomes of days that are not mature will be: pairs of a table and its completeness, a rule per verdict.
+
+    A label seen stands for 1 / F of them, F the completeness of its class and verdict. Where no label means negative, the
+    negatives are the rows less the positives; in one cell that can be below 0, what counts is sums. Only days that are
+    `complete_enough` are read, and only when their labels are worth 50 of weight one, (sum w)**2 / sum w**2.
+
+    `spread` holds sums of w**2 and the error of F. Errors of one curve add up over days and cells before they are squared, so
+    the variance of their sum is shared out among the cells by size. All of it is about what such days are expected to show,
+    a little more than how far off these days will turn out. Höhle and an der Heiden, Biometrics 70 (2014), 993-1002.
+    """
+    shown = [(t, c) for t, c in days if len(t.cells) and complete_enough(t, c, rules)]
+    if not shown:
+        return _not_shown("incomplete" if any(len(t.cells) for t, _ in days) else "no_events")
+    cells = np.concatenate([t.cells for t, _ in shown])
+    w = np.concatenate([weights_of(t) for t, _ in shown])
+    f, sd, curve = (
+        np.concatenate([getattr(c, name)[:, t.cells["verdict"]] for t, c in shown], axis=1) for name in ("f", "sd", "curve")
+    )
+    never = np.array([rule.never for rule in rules])[cells["verdict"]]
+    rest = np.concatenate([_complement(t, rules)[t.cells["verdict"]] for t, _ in shown]) & ~never
+    # Where no label of the kind was ever seen there is nothing to raise, and F is not a number.
+    raise_by = np.where(never, 0.0, np.where(f > 0, 1.0 / np.where(f > 0, f, 1.0), 1.0))
+    found = _raised(w, raise_by, rest, sd, curve)
+    if found is None:
+        return _not_shown("incomplete")
+    flagged_reason, other_reason = _to_be_missed(cells["verdict"], w, found[0] + found[1], rules)
+    rows = cells["n_none"].astype(np.float64) + cells["n_neg"] + cells["n_pos"]
+    # Not n_pos: labels without a weight, of rows that the audit passed over, are not what the positives were raised from.
+    positives = w["w_pos"] ** 2 / np.where(w["w2_pos"] > 0, w["w2_pos"], 1.0)
+    columns = (*found, positives, rows, cells["p_none"] + cells["p_lab"])
+    key, inverse = np.unique(cells["bin"].astype(np.int64) << 3 | cells["verdict"], return_inverse=True)
+    sums = np.stack([np.bincount(inverse, column, len(key)) for column in columns])
+    keep = sums[0] + sums[1] > 0
+    key, (neg, pos, neg2, pos2, cov, seen, rows, p) = key[keep], sums[:, keep]
+    yes, q, both = np.ones(len(key), bool), p / rows, total([t for t, _ in shown])
+    return Reading(
+        "nowcast",
+        key >> 3,
+        (key & 7).astype(np.uint8),
+        neg + pos,
+        q,
+        neg,
+        pos,
+        (float(pos @ (1 - q) ** 2 + neg @ q**2), float(pos @ log_losses(q, yes) + neg @ log_losses(q, ~yes))),
+        float(both.totals[:, 4].sum()),
+        flagged_reason or other_reason,
+        flagged_reason,
+        np.stack((neg2, pos2, cov)),
+        seen,
+        both.groups,
+    )
+
+
+def _raised(w: NDArray[Any], raise_by: Floats, rest: Bools, sd: Floats, curve: Ints) -> Floats | None:
+    """Return negatives, positives, their variances and covariance by cell, shape (5, cells); None when they rest on too little.
+
+    `w` are weights (WEIGHT) by cell, `raise_by` 1 / F, `sd` the standard error of ln F and `curve` the curve it comes from,
+    shape (2, cells) by class; `rest` says where negatives are the rows that are not positive.
+    """
+    outcomes = raise_by * (w["w_neg"], w["w_pos"])
+    squares = raise_by**2 * (w["w2_neg"], w["w2_pos"])
+    outcomes[0, rest] = squares[0, rest] = 0.0
+    if not outcomes.any() or outcomes.sum() ** 2 < _EFFECTIVE * squares.sum():
+        return None
+    error = np.nan_to_num(sd) * outcomes
+    curve = np.maximum(curve, 0)
+    error *= np.bincount(curve.ravel(), error.ravel())[curve]
+    (neg, pos), (neg2, pos2), (_, r) = outcomes, squares + error, raise_by
+    # A positive seen adds r to the positives and takes r - 1 from the other rows of its cell.
+    neg = np.where(rest, w["w_none"] + w["w_neg"] + w["w_pos"] - pos, neg)
+    neg2 = np.where(rest, w["w2_none"] + w["w2_neg"] + w["w2_pos"] * (r - 1.0) ** 2 + error[1], neg2)
+    cov = np.where(rest, -w["w2_pos"] * r * (r - 1.0) - error[1], 0.0)
+    return np.stack((neg, pos, neg2, pos2, cov))
+
+
+def _not_shown(reason: str) -> Reading:
+    """Return a nowcast of nothing."""
+    return replace(scored(EMPTY), basis="nowcast", reason=reason, flagged_reason=reason)
+
+
+def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, rules: Sequence[LabelRule]) -> tuple[str, str]:
+    """Return why outcomes say nothing, of flagged rows and of the others: empty, prevented or unidentified.
+
+    `w` are weights (WEIGHT) and `n` the weights of all labels to come by cell; coverage grows by as much as they do.
+    """
+    never = np.array([rule.never for rule in rules])[verdict]
+    unknown = ~never & np.array([rule.missing == "unknown" for rule in rules])[verdict]
+    seen = w["w_neg"] + w["w_pos"]
+    covered = w["covered"] * n / np.where(seen > 0, seen, 1.0)
+
+    def reason(part: Bools) -> str:
+        judged = part & unknown
+        few = covered[judged].sum() < _ENOUGH * w["expected"][judged].sum()
+        return "prevented" if (part & never).any() else "unidentified" if few else ""
+
+    return reason(FLAGGED[verdict]), reason(~FLAGGED[verdict])
 
 
 def baseline(table: Table, threshold: float | None) -> Reading:
