@@ -339,7 +339,7 @@ class Watched:
         key = Key(*self.name, "all", max(self.open, default=now // DAY))
         estimates = measure(reading, key, "28d", self.edges, None, NOWCAST)
         suggested = suggested_horizon(every, *self.horizon)
-        self.ahead = Ahead(state, estimates, completeness(days), suggested)
+        self.ahead = Ahead(state, estimates, share_in(days), suggested)
         return self.ahead
 
     # Measuring.
@@ -463,7 +463,7 @@ class Watched:
             tuple(sorted(self.days)),
             sum(t.n for t in mature),
             sum(t.n - t.labelled - t.out for t in mature),
-            coverage(total(mature)),
+            readings.coverage(total(mature)),
             ahead.completeness,
             ahead.suggested,
             policy,

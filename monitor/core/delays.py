@@ -131,6 +131,18 @@ def delay_curves(days: Sequence[tuple[Table, int]], horizon: int, corrections: i
     return Curves(tuple(found.values()), which, borrowed)
 
 
+def share_in(days: Sequence[tuple[Table, Completeness]]) -> float | None:
+    """Return the share of the labels of these days, as many as come by the horizon, that are in; None when nobody can say."""
+    seen = to_come = 0.0
+    for table, complete in days:
+        c = table.cells
+        counts = np.stack([np.bincount(c["verdict"], c[name], len(VERDICTS)) for name in ("n_neg", "n_pos")])
+        known = complete.f > 0
+        seen += float(counts[known].sum())
+        to_come += float((counts[known] / complete.f[known]).sum())
+    return seen / to_come if to_come else None
+
+
 def _pools(verdict: int) -> Iterator[tuple[int, ...]]:
     """Return the verdicts whose labels may stand for those of a verdict, the nearest first."""
     yield (verdict,)

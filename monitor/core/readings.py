@@ -195,6 +195,13 @@ def _with_losses(reading: Reading) -> Reading:
     return replace(reading, losses=(float(brier), float(log_loss)), clipped=float(reading.n[(p < TINY) | (q < TINY)].sum()))
 
 
+def coverage(table: Table) -> float | None:
+    """Return the share of the labels to be expected that came, above 1 when more did; None without rows that wait."""
+    weights = weights_of(table)
+    expected = float(weights["expected"].sum())
+    return float(weights["covered"].sum()) / expected if expected else None
+
+
 def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
     """Return why outcomes of the flagged rows and those of all rows mean nothing: no_labels, unidentified or prevented.
 
