@@ -272,7 +272,7 @@ def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRul
     found = _raised(w, raise_by, rest, sd, curve)
     if found is None:
         return _not_shown("incomplete")
-    flagged_reason, other_reason = _to_be_missed(cells["verdict"], w, found[0] + found[1], rules)
+    flagged_reason, reason = _to_be_missed(cells["verdict"], w, found[0] + found[1], rules)
     rows = cells["n_none"].astype(np.float64) + cells["n_neg"] + cells["n_pos"]
     # Not n_pos: labels without a weight, of rows that the audit passed over, are not what the positives were raised from.
     positives = w["w_pos"] ** 2 / np.where(w["w2_pos"] > 0, w["w2_pos"], 1.0)
@@ -292,7 +292,7 @@ def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRul
         pos,
         (float(pos @ (1 - q) ** 2 + neg @ q**2), float(pos @ log_losses(q, yes) + neg @ log_losses(q, ~yes))),
         float(both.totals[:, 4].sum()),
-        flagged_reason or other_reason,
+        reason,
         flagged_reason,
         np.stack((neg2, pos2, cov)),
         seen,
@@ -328,7 +328,7 @@ def _not_shown(reason: str) -> Reading:
 
 
 def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, rules: Sequence[LabelRule]) -> tuple[str, str]:
-    """Return why outcomes say nothing, of flagged rows and of the others: empty, prevented or unidentified.
+    """Return why outcomes of the flagged rows and those of all rows mean nothing: unidentified, prevented or an empty text.
 
     `w` are weights (WEIGHT) and `n` the weights of all labels to come by cell; coverage grows by as much as they do.
     """
@@ -340,9 +340,10 @@ def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, rules:
     def reason(part: Bools) -> str:
         judged = part & unknown
         few = covered[judged].sum() < _ENOUGH * w["expected"][judged].sum()
-        return "prevented" if (part & never).any() else "unidentified" if few else ""
+        return "unidentified" if few else "prevented" if (part & never).any() else ""
 
-    return reason(FLAGGED[verdict]), reason(~FLAGGED[verdict])
+    parts = reason(FLAGGED[verdict]), reason(~FLAGGED[verdict])
+    return parts[0], next((r for r in ("unidentified", "prevented") if r in parts), "")
 
 
 def baseline(table: Table, threshold: float | None) -> Reading:

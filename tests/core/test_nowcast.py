@@ -149,6 +149,9 @@ def test_unidentified():
     few_flagged = {(0.1, PASS): (300, 350, 50), (0.7, FLAG): (120, 20, 40)}
     r = nowcast([(day(few_flagged), complete(0.5, 0.75))], UNKNOWN)
     assert (r.reason, r.flagged_reason) == ("unidentified", "unidentified")
+    rules = (UNKNOWN[PASS], *BLOCKED[FLAG:])
+    r = nowcast([(day(few_passed | {(0.8, BLOCK): (9, 0, 0)}), complete(0.5, 0.75))], rules)
+    assert (r.reason, r.flagged_reason) == ("unidentified", "prevented")
 
 
 def test_rows_that_did_not_wait():
