@@ -29,10 +29,11 @@ from monitor.core.days import (
     oldest_kept,
     recent_hours,
 )
-from monitor.core.events import DAY, HOUR, VERDICTS, Ints
+from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
+from monitor.core.events import DAY, HOUR, Ints
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
-from monitor.core.readings import LabelRule, Reading
+from monitor.core.readings import Reading
 from monitor.core.snapshot import Version
 from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
 from monitor.series import NOWCAST, SLICE_ESTIMATES
@@ -132,11 +133,6 @@ class Watched:
     def horizon(self) -> tuple[int, int]:
         """Return the horizon and the corrections period in ms."""
         return self.model.labels.longest, self.model.labels.corrections
-
-    @property
-    def rules(self) -> tuple[LabelRule, ...]:
-        """Return what no label at the horizon means, by verdict."""
-        return (LabelRule(self.model.labels.missing),) * len(VERDICTS)
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -383,7 +379,7 @@ class Watched:
                     continue
                 table = total([self.days[d].get(name, EMPTY) for d in days])
                 key = Key(*self.name, name, last)
-                reading = readings.mature(table, self.rules)
+                reading = readings.mature(table, self.model.labels.rules)
                 kept[key, window] = reading
                 reference = self.reference if name == "all" else None
                 scored = readings.scored(table) if days else replace(readings.scored(table), reason="no_mature_days")
@@ -420,12 +416,12 @@ class Watched:
         if after == days:
             same = [e for e in self.measured.estimates if e.key.slice == "all" and e.window == window]
             return {e.metric: e for e in same if e.metric in metrics}
-        reading = readings.mature(total([self.days[d]["all"] for d in after]), self.rules)
+        reading = readings.mature(total([self.days[d]["all"] for d in after]), self.model.labels.rules)
         return {e.metric: e for e in measure(reading, key, window, self.edges, None, metrics)}
 
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""
-        reading = readings.mature(total(list(days.values())), self.rules)
+        reading = readings.mature(total(list(days.values())), self.model.labels.rules)
         return measure(reading, Key(*self.name, "all", max(days)), window, self.edges, None, _SUMMARY)
 
     def month(self, month: str) -> tuple[Estimate, ...]:

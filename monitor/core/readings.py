@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from monitor.core.delays import Completeness
 from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats, Ints
-from monitor.core.tables import EDGES, EMPTY, TINY, Table, log_losses, total, weights_of
+from monitor.core.tables import EDGES, EMPTY, GROUP_COLUMNS, GROUPS, TINY, Table, log_losses, weights_of
 
 ACTING = ("scored", "mature")
 """The only bases that a rule which acts may read."""
@@ -281,23 +281,25 @@ def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRul
     sums = np.stack([np.bincount(inverse, column, len(key)) for column in columns])
     keep = sums[0] + sums[1] > 0
     key, (neg, pos, neg2, pos2, cov, seen, rows, p) = key[keep], sums[:, keep]
-    yes, q, both = np.ones(len(key), bool), p / rows, total([t for t, _ in shown])
-    return Reading(
+    clustered = any(t.groups is not None for t, _ in shown)
+    reading = Reading(
         "nowcast",
         key >> 3,
         (key & 7).astype(np.uint8),
         neg + pos,
-        q,
+        p / rows,
         neg,
         pos,
-        (float(pos @ (1 - q) ** 2 + neg @ q**2), float(pos @ log_losses(q, yes) + neg @ log_losses(q, ~yes))),
-        float(both.totals[:, 4].sum()),
+        (0.0, 0.0),
+        0.0,
         reason,
         flagged_reason,
         np.stack((neg2, pos2, cov)),
         seen,
-        both.groups,
+        # Cluster groups do not know days, so nothing of them can be raised.
+        np.full((GROUPS, 2, len(GROUP_COLUMNS)), np.nan) if clustered else None,
     )
+    return _with_losses(reading)
 
 
 def _raised(w: NDArray[Any], raise_by: Floats, rest: Bools, sd: Floats, curve: Ints) -> Floats | None:

@@ -26,7 +26,6 @@ UNDEFINED = {
     "no_events": "No prediction falls into the window.",
     "no_mature_days": "No day of the window is mature yet.",
     "no_labels": "No label arrived for the window.",
-    "prevented": "The verdict kept some outcomes from happening, so they will never be known.",
     "incomplete": "Too few of the labels of the open days are in to say what they will be.",
     "unidentified": "Fewer than .8 of the labels came and nothing says how they were selected.",
     "one_class": "All outcomes of the window are of one class.",

@@ -76,7 +76,7 @@ def test_missing_unknown():
 def test_a_complete_day_reads_as_mature():
     """With completeness 1 the nowcast of days is the mature reading of their sum."""
     days = [day(A_DAY), day({(0.1, PASS): (5, 9, 1), (0.3, PASS): (1, 0, 0), (0.7, FLAG): (3, 0, 0), (0.9, FLAG): (0, 0, 4)})]
-    r, m = nowcast([(t, complete(1, 1)) for t in days], NEGATIVE), mature(total(days), "negative")
+    r, m = nowcast([(t, complete(1, 1)) for t in days], NEGATIVE), mature(total(days), NEGATIVE)
     for name in ("bin", "verdict", "n", "neg", "pos", "score"):
         np.testing.assert_allclose(getattr(r, name), getattr(m, name), rtol=1e-12, err_msg=name)
     np.testing.assert_allclose(r.spread, [m.neg, m.pos, np.zeros(len(m.n))], atol=1e-12)
