@@ -1,5 +1,6 @@
 """A table as one way of counting sees it. A metric never sees a table, only a reading of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -206,7 +207,8 @@ def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
     """Return why outcomes of the flagged rows and those of all rows mean nothing: no_labels, unidentified or prevented.
 
     The flagged rows and the rest are judged apart, because their labels come in different ways; the worse reason is that of
-    all rows. An unknown outcome counts as identified when .8 of the labels came that were to be expected.
+    all rows. A part is identified when .8 of the labels came that were to be expected, or when they did of all rows and it
+    misses that by chance, at most three standard deviations.
     """
     verdict, weights = table.cells["verdict"], weights_of(table)
     there = np.bincount(verdict, minlength=len(rules)) > 0
@@ -216,10 +218,12 @@ def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
     negative = there & ~never & np.array([r.missing == "negative" for r in rules])
     unknown = there & ~never & ~negative
     nothing = not negative.any() and not labelled[unknown].any()
+    enough = covered[unknown].sum() >= _ENOUGH * expected[unknown].sum()
     parts = []
     for part in (FLAGGED, ~FLAGGED):
         came, asked = covered[part & unknown].sum(), expected[part & unknown].sum()
-        if (part & unknown).any() and (came == 0 or came < _ENOUGH * asked):
+        chance = 3 * math.sqrt(_ENOUGH * (1 - _ENOUGH) * asked) if enough else 0.0
+        if (part & unknown).any() and (came == 0 or came < _ENOUGH * asked - chance):
             parts.append("no_labels" if nothing else "unidentified")
         else:
             parts.append("prevented" if (part & never).any() else "")

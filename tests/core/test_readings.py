@@ -155,13 +155,23 @@ def test_part_of_a_role_is_prevented(table):
     assert mature(table(score, [*SOME, *NOTHING], verdicts=verdicts), BY_VERDICT).flagged_reason == "unidentified"
 
 
-@pytest.mark.parametrize(("looked", "reason"), [(8, ""), (7, "unidentified"), (0, "unidentified")])
-def test_coverage_is_of_expected_labels(table, looked, reason):
-    """Where one label in ten is expected, 8 of 100 rows are enough: label_prob says how the labels were selected."""
-    y = np.where(np.arange(110) < looked, 0, -1)
-    y[100:] = 1
-    r = mature(table(np.full(110, 0.2), y, verdicts=[PASS] * 100 + [FLAG] * 10, label_prob=[0.1] * 100 + [0.0] * 10), UNKNOWN)
+@pytest.mark.parametrize(("looked", "flagged", "reason"), [(80, 50, ""), (79, 50, "unidentified"), (0, 200, "unidentified")])
+def test_coverage_is_of_expected_labels(table, looked, flagged, reason):
+    """Where one label in ten is expected, 80 of 1,000 rows are enough: label_prob says how the labels were selected."""
+    n = 1_000 + flagged
+    passed, seen = np.arange(n) < 1_000, np.arange(n) < looked
+    flags = (np.arange(n) >= 1_000) & (np.arange(n) < 1_000 + 0.8 * flagged)
+    y = np.where(seen, 0, np.where(flags, 1, -1))
+    r = mature(table(np.full(n, 0.2), y, verdicts=np.where(passed, PASS, FLAG), label_prob=np.where(passed, 0.1, 0.0)), UNKNOWN)
     assert (r.reason, r.flagged_reason) == (reason, "")
+
+
+@pytest.mark.parametrize(("looked", "reason"), [(70, ""), (67, "unidentified")])
+def test_a_part_may_miss_by_chance(table, looked, reason):
+    """Where .8 of all labels came, a part of them that lacks some is judged by what chance does: 80 - 3 * 4 of 100."""
+    y = np.where((np.arange(200) < looked) | (np.arange(200) >= 100), 1, -1)
+    r = mature(table(np.full(200, 0.2), y, verdicts=[FLAG] * 100 + [PASS] * 100), UNKNOWN)
+    assert r.flagged_reason == r.reason == reason
 
 
 def test_weighted_outcomes(table):
