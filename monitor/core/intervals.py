@@ -92,7 +92,7 @@ def share(k: float, n: float, spread: Spread | None = None, groups: Groups | Non
         low, high = wilson(k, n)
     else:
         hits, rest, both = spread
-        size = effective(n, hits + rest)
+        size = float(effective(n, hits + rest))
         variance = ((n - k) ** 2 * hits + k * k * rest - 2 * k * (n - k) * both) / n**4
         low, high = _share_interval(r, variance, size)
     found = Measured(r, low, high, whole(size))

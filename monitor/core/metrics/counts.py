@@ -95,4 +95,4 @@ def share_of(reading: Reading, hits: Floats, rest: Floats, undefined: str = "no_
 def size(reading: Reading) -> float:
     """Return the number of rows, of weighted ones the effective number."""
     n = float(reading.n.sum())
-    return n if reading.spread is None else effective(n, float(reading.spread[:2].sum()))
+    return n if reading.spread is None else float(effective(n, float(reading.spread[:2].sum())))

@@ -29,5 +29,5 @@ def roc_auc(reading: Reading, _: object = None) -> Measured | str:
     if variance > 0:
         return Measured(auc, *logit_normal(auc, variance * effect), n)
     squares = classes if spread is None else spread.sum(axis=1).tolist()
-    pairs = min(effective(k, square) for k, square in zip(classes, squares, strict=True)) / effect
+    pairs = min(float(effective(k, square)) for k, square in zip(classes, squares, strict=True)) / effect
     return Measured(auc, *wilson(auc * pairs, pairs), n)

@@ -175,6 +175,7 @@ def test_an_interval_or_a_reason(table, events, rules, weighted, many):
             assert e.n > 0
             assert (e.low is None) is (e.high is None) is (e.metric in POINTS or e.interval_reason in NO_INTERVAL)
             if e.low is not None:
+                assert (type(e.value), type(e.low), type(e.high), type(e.n)) == (float, float, float, int)
                 assert e.low - 1e-9 <= e.value <= e.high + 1e-9
 
 
