@@ -192,8 +192,11 @@ class Agent:
         Nothing is counted here but what was received. The position of a batch is committed with the last of its events.
         """
         rejected: list[list[Rejection]] = [list(b.rejected) for b in batches]
-        offered = [self._admit_predictions(b.predictions, bad) for b, bad in zip(batches, rejected, strict=True)]
-        labels = [self._admit_labels(_with_prediction(b, p), bad) for b, p, bad in zip(batches, offered, rejected, strict=True)]
+        # A label that carries its prediction is one event: it is taken with it or not at all.
+        labels = [self._admit_labels(b.labels, bad) for b, bad in zip(batches, rejected, strict=True)]
+        offered = [_paired(b.predictions, b.labels, part) for b, part in zip(batches, labels, strict=True)]
+        offered = [self._admit_predictions(p, bad) for p, bad in zip(offered, rejected, strict=True)]
+        labels = [_paired(part, b.predictions, p) for b, part, p in zip(batches, labels, offered, strict=True)]
         positions = {b.source: b.position for b in batches if b.position}
         fresh = picked = np.empty(0, bool)
         became: NDArray[np.int8] = np.empty(0, np.int8)
@@ -677,6 +680,7 @@ def _kind(source: str) -> str:
 
 
 C = TypeVar("C", Predictions, Labels)
+_Other = Predictions | Labels | None
 
 
 def _reject(columns: C, which: NDArray[np.bool_], bad: list[Rejection], reason: str) -> C:
@@ -694,13 +698,14 @@ def _carried(batch: Batch, p: Predictions) -> NDArray[np.bool_]:
     return np.isin(p.index, batch.labels.index)
 
 
-def _with_prediction(batch: Batch, admitted: Predictions | None) -> Labels | None:
-    """Return the labels of a batch without those whose own prediction was not admitted."""
-    if batch.labels is None or batch.predictions is None:
-        return batch.labels
+def _paired(columns: C | None, other: _Other, admitted: _Other) -> C | None:
+    """Return the events without those whose other half was not admitted."""
+    if columns is None or other is None:
+        return columns
     kept = np.empty(0, np.int64) if admitted is None else admitted.index
-    lost = np.isin(batch.labels.index, batch.predictions.index) & ~np.isin(batch.labels.index, kept)
-    return batch.labels.take(~lost) if lost.any() else batch.labels
+    lost = np.isin(columns.index, other.index) & ~np.isin(columns.index, kept)
+    columns = columns.take(~lost) if lost.any() else columns
+    return columns if len(columns) else None
 
 
 def _in_time(columns: C, bad: list[Rejection]) -> C:

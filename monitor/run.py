@@ -384,9 +384,10 @@ class Loop:
         held: list[Batch] = []
         for f in ready:
             while f.fill() and (part := f.until(clock.boundary)) is not None:
-                held.append(replace(part, predictions=None, rejected=(), clipped=0))
-                if part.predictions is not None or part.rejected:
-                    self.agent.ingest([replace(part, labels=None, position="")])
+                together, alone = part.apart()
+                held.append(replace(together, rejected=(), clipped=0))
+                if alone.predictions is not None or part.rejected:
+                    self.agent.ingest([replace(alone, position="")])
         if held:
             self.agent.ingest(held)
         left = [h for f in self.feeds if f.fill() and (h := f.head) is not None]

@@ -271,7 +271,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     estimates: dict[tuple[str, str], dict[str, Any]] = {}
     for e in s.estimates:
         where = estimates.setdefault((e.key.model, e.key.version), {}).setdefault(e.key.slice, {})
-        where.setdefault("nowcast" if e.basis == "nowcast" else e.window or e.basis, {})[e.metric] = number(e)
+        where.setdefault(e.window or e.basis, {})[e.metric] = number(e)
     return {
         "at": None if s.at is None else iso(s.at),
         "versions": [

@@ -333,7 +333,7 @@ class Watched:
         shown = [d for d in days if readings.complete_enough(*d, rules)][-WINDOWS["28d"] // DAY :]
         reading = readings.nowcast(shown or days, rules)
         key = Key(*self.name, "all", max(self.open, default=now // DAY))
-        estimates = measure(reading, key, "28d", self.edges, None, NOWCAST)
+        estimates = measure(reading, key, "waiting", self.edges, None, NOWCAST)
         suggested = suggested_horizon(every, *self.horizon)
         self.ahead = Ahead(state, estimates, share_in(days), suggested)
         return self.ahead

@@ -197,6 +197,15 @@ class Batch:
         part = self.between(skip, self.size)
         return replace(part, rejected=tuple(r for r in self.rejected if r.index >= skip), clipped=self.clipped)
 
+    def apart(self) -> tuple["Batch", "Batch"]:
+        """Return the batch in two: its labels, with the predictions that came inside them, and its other predictions."""
+        p = self.predictions
+        if p is None or self.labels is None:
+            return replace(self, predictions=None), replace(self, labels=None)
+        inside = np.isin(p.index, self.labels.index)
+        parts = [p.take(keep) if keep.any() else None for keep in (inside, ~inside)]
+        return replace(self, predictions=parts[0]), replace(self, predictions=parts[1], labels=None)
+
     def read_from(self, source: str, start: int, end: int) -> "Batch":
         """Return the batch as read from the bytes `start` to `end` of a source."""
         return replace(self, source=source, start=start, end=end)
