@@ -364,10 +364,17 @@ def arm(countdown, log):
 
     sqlite3.connect = lambda *a, **k: connect(*a, **k, factory=Connection)
     os.pwrite = around("pwrite", torn)
-    for name in ("fdatasync", "posix_fallocate", "fsync"):
+    for name in ("fdatasync", "posix_fallocate", "ftruncate", "fsync"):
         setattr(os, name, around(name, getattr(os, name)))
-    Ring.flush_labels = around("msync", Ring.flush_labels)
-    Path.unlink = around("unlink", Path.unlink)
+    flush_labels = Ring.flush_labels
+
+    def flushed(ring):
+        point("before-msync")
+        for _ in flush_labels(ring):
+            point("after-msync")
+            yield
+
+    Ring.flush_labels = flushed
     Store._apply = around("apply", Store._apply)
 
 
@@ -425,13 +432,10 @@ def test_store_survives_kills(tmp_path, seed):
     operations = stream(seed)
     oracle = Oracle(operations)
     store = Store(folder)
-    capacity = store.ring.capacity
-    assert (store.ring.generation > 0, store.tail > capacity, 0 < store.head < store.tail) == (True, True, True)
-    assert {p.name for p in folder.iterdir()} - {"log.db-wal", "log.db-shm"} == {
-        "log.db",
-        f"rows.{store.ring.generation}.bin",
-        f"labels.{store.ring.generation}.bin",
-    }
+    blocks = store.log.blocks()
+    assert sorted(blocks.values()) == list(range(store.head // 32, (store.tail - 1) // 32 + 1))
+    assert (max(blocks) < max(blocks.values()), 0 < store.head < store.tail) == (True, True)
+    assert {p.name for p in folder.iterdir()} - {"log.db-wal", "log.db-shm"} == {"log.db", "rows.bin", "labels.bin"}
     assert (store.head, store.tail) == (oracle.head, len(oracle.rows))
     code = oracle.versions
     assert store.versions.names == [NAMES[v] for v in code]
@@ -442,7 +446,7 @@ def test_store_survives_kills(tmp_path, seed):
     found, labels = stored(store)
     assert found == {order[i]: (code[oracle.rows[i][1]], *oracle.rows[i][2:4]) for i in there}
     assert labels == {order[i]: oracle.labels[i] for i in there if i in oracle.labels}
-    assert (store._find(keys) == [i % capacity for i in there]).all()
+    assert store.ring.numbers(store._find(keys)).tolist() == list(there)
     assert store.closed.keys() == {(code[v], d) for v, d in oracle.closed}
     for version, day in oracle.closed:
         mine = [i for i, row in enumerate(oracle.rows) if (row[1], row[2] // DAY) == (version, day)]
@@ -455,5 +459,5 @@ def test_store_survives_kills(tmp_path, seed):
 
 
 if __name__ == "__main__":
-    monitor.store.FIRST_CAPACITY = 32
+    monitor.store.BLOCK, monitor.store._HITS_PER_CHECKPOINT = 32, 60
     live(Path(sys.argv[1]), int(sys.argv[2]))

@@ -20,7 +20,7 @@ from monitor.store.files import safe_name
 from monitor.store.index import MAX_SLOTS, Index
 from monitor.store.log import Log, StateError
 from monitor.store.passing import Passing
-from monitor.store.ring import Ring
+from monitor.store.ring import BLOCK, Ring
 
 __all__ = [
     "HELD",
@@ -36,11 +36,12 @@ __all__ = [
     "Store",
 ]
 
-FIRST_CAPACITY = 1 << 16
 VERSIONS_PER_MODEL = 16
 _MAX_CODES = 60_000
 _KEPT_DAYS = 400
 _HITS_PER_CHECKPOINT = 1 << 20
+_CHECKPOINT_PARTS = 32
+_MOST_CELLS = 1 << 16
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "ceph", "glusterfs", "afs")
 
 UNKNOWN, NOT_SAMPLED, TOO_OLD, UNLIKE, OLD_NEWS, HELD, NEWS = range(7)
@@ -48,6 +49,8 @@ UNKNOWN, NOT_SAMPLED, TOO_OLD, UNLIKE, OLD_NEWS, HELD, NEWS = range(7)
 nothing new, held until its prediction comes, stored."""
 REFUSED = {UNKNOWN: "unknown_id", NOT_SAMPLED: "not_sampled", TOO_OLD: "too_old", UNLIKE: "label_prob"}
 """The reasons of labels that were not taken."""
+
+_DONE = object()
 
 HIT = np.dtype([("row", "<i8"), ("label", LABEL)])
 
@@ -142,7 +145,7 @@ class Store:
         meta = self.log.meta()
         if not meta:
             meta = {"schema": SCHEMA, "grid": GRID, "hash": hash_name, "key": secrets.token_bytes(16)}
-            meta |= {"generation": 0, "capacity": FIRST_CAPACITY, "head": 0, "tail": 0, "labels_tail": 0}
+            meta |= {"block": BLOCK, "head": 0, "tail": 0, "labels_tail": 0}
             with self.log.transaction():
                 self.log.set_meta(meta)
         for name, ours in (("schema", SCHEMA), ("grid", GRID), ("hash", hash_name)):
@@ -151,18 +154,19 @@ class Store:
                     f"{self.folder}: was written with {name} {meta[name]!r}, this agent uses {ours!r}; use a new `state`"
                 )
         self.meta: dict[str, Any] = meta
-        self.max_rows = min(max_rows, MAX_SLOTS)
+        # The first and the last block hold other rows, or none, as well.
+        self.max_rows = min(max_rows, (MAX_SLOTS // meta["block"] - 1) * meta["block"])
         self.hasher = Hasher(meta["hash"], meta["key"])
         self.positions = self.log.positions()
         self.versions, self.combos, self.policies = (Book(k, self.log.codes(k)) for k in ("version", "combo", "policy"))
         self._masks: list[U64x2] = [self.hasher.version(*name) for name in self.versions.names]
         self.head, self.tail = int(meta["head"]), int(meta["tail"])
-        self._remove_orphans()
-        self._check_files()
+        blocks = self.log.blocks()
+        self._check_files(blocks)
         self.passing = Passing(self.folder, int(meta.get("passing_counted", 0)), int(meta.get("passing_tail", 0)), self.durable)
         self.passed = self.log.passed()
         self._unsaved: set[tuple[int, str, int]] = set()
-        self.ring = Ring(self.folder, meta["generation"], meta["capacity"], self.durable)
+        self.ring = Ring(self.folder, meta["block"], blocks, self.durable)
         try:
             self._replay()
         except BaseException:
@@ -175,6 +179,7 @@ class Store:
         meta = self.meta
         self.ring.unlabel(max(self.head, int(meta["labels_tail"])), self.tail)
         self._hits = 0
+        self._checkpointing: Iterator[None] | None = None
         for (data,) in self.log.db.execute("select data from hits order by seq").fetchall():
             self._apply(np.frombuffer(data, HIT))
         self.closed = self.log.closed()
@@ -190,61 +195,56 @@ class Store:
         self._reindex()
         self.changed = self.spans.keys() - self.closed.keys()
 
-    def _remove_orphans(self) -> None:
-        """Delete ring files of a growth that did not commit, or whose old files were not deleted any more."""
-        keep = {f"rows.{self.meta['generation']}.bin", f"labels.{self.meta['generation']}.bin"}
-        for path in (*self.folder.glob("rows.*.bin"), *self.folder.glob("labels.*.bin")):
-            if path.name not in keep:
-                path.unlink()
-
-    def _check_files(self) -> None:
-        """Refuse to go on with rows that the log has and the files have not: new files would hold zeros in their place."""
-        for name, dtype in (("rows", ROW), ("labels", LABEL)):
-            path = self.folder / f"{name}.{self.meta['generation']}.bin"
-            if self.tail and (not path.exists() or path.stat().st_size < self.meta["capacity"] * dtype.itemsize):
+    def _check_files(self, blocks: Mapping[int, int]) -> None:
+        """Refuse to go on with what the log counts on and the files have not: new files would hold zeros in its place."""
+        size = int(self.meta["block"])
+        for name, dtype, last in (("rows", ROW, self.tail), ("labels", LABEL, int(self.meta["labels_tail"]))):
+            path = self.folder / f"{name}.bin"
+            need = 1 + max((physical for physical, logical in blocks.items() if logical * size < last), default=-1)
+            if need and (not path.exists() or path.stat().st_size < need * size * dtype.itemsize):
                 raise StateError(f"{path}: missing or too short; restore it together with log.db or use a new `state`")
 
-    def _reindex(self, more: int = 0) -> None:
-        """Build the index and the spans from the rows, with room for so many more."""
-        self.index = Index(max(self.tail - self.head + more, FIRST_CAPACITY // 2))
+    def _reindex(self) -> None:
+        """Build the index and the spans from the rows."""
+        self.index = Index(self.tail - self.head, self._rows_at, self._live)
         self.spans: dict[tuple[int, int], Span] = {}
         for number, part in self.ring.pieces(self.head, self.tail):
             rows = self.ring.rows[part]
-            self.index.insert(np.ascontiguousarray(rows["h1"]), np.arange(part.start, part.stop, dtype=np.int64))
+            slots = np.arange(part.start, part.stop, dtype=np.int64)
+            self.index.insert(np.ascontiguousarray(rows["h1"]), slots, self.tail - self.head)
             self._extend_spans(number, rows, self.ring.labels[part]["outcome"] >= 0)
 
-    def _extend_spans(self, first: int, rows: NDArray[Any], labelled: Bools | None = None) -> set[tuple[int, int]]:
-        """Note where the days of these rows are and return the days."""
-        version, day = rows["version"].astype(np.int64), rows["ts"] // DAY
-        for v in np.unique(version).tolist():
-            self.newest[v] = max(self.newest.get(v, 0), int(rows["ts"][version == v].max()))
-        key = (version << 32) | day
-        unique, inverse = np.unique(key, return_inverse=True)
-        count = np.bincount(inverse, minlength=len(unique))
-        known = np.bincount(inverse, labelled, len(unique)) if labelled is not None else np.zeros(len(unique))
-        begin = np.full(len(unique), len(rows))
-        np.minimum.at(begin, inverse, np.arange(len(rows)))
-        end = np.zeros(len(unique), np.int64)
-        np.maximum.at(end, inverse, np.arange(1, len(rows) + 1))
-        for i, k in enumerate(unique.tolist()):
-            span = self.spans.get((k >> 32, k & 0xFFFFFFFF))
-            a, b = first + int(begin[i]), first + int(end[i])
-            if span is None:
-                self.spans[k >> 32, k & 0xFFFFFFFF] = Span(a, b, int(count[i]), int(known[i]))
+    def _extend_spans(self, first: int, rows: NDArray[Any], labelled: Bools | None = None) -> None:
+        """Note where the days of these rows are."""
+        ts = np.ascontiguousarray(rows["ts"])
+        keys, cell = _cells_of(rows["version"].astype(np.int64), ts // DAY)
+        count = np.bincount(cell, minlength=len(keys))
+        known = np.zeros(len(keys)) if labelled is None else np.bincount(cell, labelled, len(keys))
+        begin, end, newest = np.full(len(keys), len(rows)), np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        at = np.arange(len(rows))
+        np.minimum.at(begin, cell, at)
+        np.maximum.at(end, cell, at)
+        np.maximum.at(newest, cell, ts)
+        for i in np.flatnonzero(count).tolist():
+            key = int(keys[i]) >> 32, int(keys[i]) & 0xFFFFFFFF
+            self.newest[key[0]] = max(self.newest.get(key[0], 0), int(newest[i]))
+            a, b = first + int(begin[i]), first + int(end[i]) + 1
+            if (span := self.spans.get(key)) is None:
+                self.spans[key] = Span(a, b, int(count[i]), int(known[i]))
             else:
                 span.first, span.last = min(span.first, a), max(span.last, b)
                 span.n, span.labelled = span.n + int(count[i]), span.labelled + int(known[i])
-        return _days_of(unique)
 
-    def _keys(self, slots: NDArray[np.uint32]) -> NDArray[Any]:
+    def _rows_at(self, slots: NDArray[np.uint32]) -> NDArray[Any]:
         return self.ring.rows[slots]
 
     def _live(self, slots: NDArray[np.uint32]) -> Bools:
-        live: Bools = (slots.astype(np.int64) - self.head) % self.ring.capacity < self.tail - self.head
+        numbers = self.ring.numbers(slots)
+        live: Bools = (numbers >= self.head) & (numbers < self.tail)
         return live
 
     def _find(self, keys: U64x2) -> NDArray[np.int64]:
-        return self.index.find(keys, self._keys, self._live)
+        return self.index.find(keys)
 
     def versions_of(self, model: str) -> list[int]:
         """Return the codes of the versions of a model that have rows."""
@@ -300,7 +300,7 @@ class Store:
         fresh = self._fresh(rows, keys)
         at = np.flatnonzero(fresh & waits)
         added = rows if len(at) == len(rows) else rows[at]
-        self._make_room(len(added))
+        blocks = self.ring.reserve(self.tail, self.tail + len(added))
         if len(added):
             self.ring.write(self.tail, added)
         tail = self.tail + len(added)
@@ -314,6 +314,7 @@ class Store:
             self.log.db.executemany("insert or ignore into recount values (?, ?)", late)
             for book in books:
                 self.log.add_codes(book.kind, len(book.names), new[book])
+            self.log.add_blocks(blocks)
             self.log.set_meta({"tail": tail, "passing_tail": self.passing.tail + len(passed)})
             if len(hits):
                 self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
@@ -327,7 +328,7 @@ class Store:
         self.positions.update(positions)
         self.passing.advance(len(passed))
         if len(added):
-            self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail))
+            self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail), self.tail - self.head)
             self._extend_spans(self.tail, added)
             self.tail = tail
             if len(hits):
@@ -433,24 +434,6 @@ class Store:
             fresh &= ~passed
         return fresh
 
-    def _make_room(self, n: int) -> None:
-        need = self.tail - self.head + n
-        if need > self.ring.capacity:
-            capacity = min(max(self.ring.capacity * 2, 1 << (need - 1).bit_length()), MAX_SLOTS)
-            bigger = self.ring.grown(self.head, self.tail, capacity)
-            try:
-                with self.log.transaction():
-                    self.log.set_meta({"generation": bigger.generation, "capacity": capacity, "labels_tail": self.tail})
-                    self.log.db.execute("delete from hits")
-            except BaseException:
-                bigger.close()  # which of the two rings counts is for the log to say when it is opened again
-                raise
-            old, self.ring, self._hits = self.ring, bigger, 0
-            old.remove()
-            self._reindex(n)
-        elif self.index.used + n > 0.6 * len(self.index.entries):
-            self._reindex(n)
-
     def label(self, labels: Labels, positions: Mapping[str, str], until: Ints, now: int) -> NDArray[np.int8]:
         """Store labels and return what became of each (UNKNOWN to NEWS); on return they are on the disk.
 
@@ -484,7 +467,7 @@ class Store:
             hits = self._hits_of(labels, prob, np.concatenate(which), np.concatenate(slots), became)
         early = self._to_hold(labels, prob, keys, until, now, became)
         if len(hits) or len(early) or positions:
-            slot = hits["row"] % self.ring.capacity
+            slot = self.ring.slots_of(hits["row"])
             rows, old = self.ring.rows[slot], self.ring.labels["outcome"][slot]
             day = (rows["version"].astype(np.int64) << 32) | (rows["ts"] // DAY)
             changed = _days_of(np.unique(day[old != hits["label"]["outcome"]]))
@@ -504,7 +487,7 @@ class Store:
             self._count_labels(old, hits["label"]["outcome"], day)
             self._apply(hits)
             if self._hits > _HITS_PER_CHECKPOINT:
-                self.checkpoint()
+                self._go_on_with_checkpoint()
         return became
 
     def _to_hold(
@@ -557,7 +540,7 @@ class Store:
         keep = (old["outcome"] < 0) | (newer & ~(same & (old["label_prob"] == prob[which])))
         became[which[keep]] = NEWS
         hits = np.zeros(int(keep.sum()), HIT)
-        hits["row"] = self.head + (slots[keep] - self.head) % self.ring.capacity
+        hits["row"] = self.ring.numbers(slots[keep])
         hits["label"]["outcome"] = labels.label[which[keep]]
         hits["label"]["revision"] = revision[keep]
         hits["label"]["label_prob"] = prob[which[keep]]
@@ -572,16 +555,34 @@ class Store:
 
     def _apply(self, hits: NDArray[Any]) -> None:
         live = hits[hits["row"] >= self.head]
-        self.ring.labels[live["row"] % self.ring.capacity] = live["label"]
+        self.ring.labels[self.ring.slots_of(live["row"])] = live["label"]
         self._hits += len(hits)
 
     def checkpoint(self) -> None:
         """Bring the label records to the disk, after which the log need not repeat them."""
-        self.ring.flush_labels()
-        with self.log.transaction():
-            self.log.set_meta({"labels_tail": self.tail})
-            self.log.db.execute("delete from hits")
-        self._hits = 0
+        self._checkpointing = None
+        for _ in self._checkpoint(1):
+            pass
+
+    def _go_on_with_checkpoint(self) -> None:
+        """Take the next step of the checkpoint that is under way or begin one, so that no caller waits for the whole of it."""
+        if self._checkpointing is None:
+            self._checkpointing = self._checkpoint(_CHECKPOINT_PARTS)
+        if next(self._checkpointing, _DONE) is _DONE:
+            self._checkpointing = None
+
+    def _checkpoint(self, parts: int) -> Iterator[None]:
+        # Labels that come between the steps stay in the log. It forgets the oldest first: whatever it repeats of a row's
+        # labels then ends with the last one.
+        tail, hits = self.tail, self._hits
+        first, last = self.log.hits_range()
+        yield from self.ring.flush_labels()
+        for part in range(1, parts + 1):
+            with self.log.transaction():
+                self.log.set_meta({"labels_tail": tail})
+                self.log.remove_hits(first + (last - first) * part // parts)
+            yield
+        self._hits -= hits
 
     def pieces_of(self, version: int, day: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the rows (ROW) of a version and day and their labels (LABEL), some 100,000 at a time."""
@@ -631,6 +632,7 @@ class Store:
                 self.log.put_day(version, day, tables)
             added = self.log.add_entries(now, "agent", entries)
             self.log.set_meta({"head": head, "last_tick": now, "left": json.dumps(left), **meta})
+            self.log.remove_blocks(head // self.ring.size)
             if past := {k for k in closed if k[1] < now // DAY - _KEPT_DAYS and k not in self.spans}:
                 self.log.db.executemany("delete from days where version = ? and day = ?", past)
             self._put_passed()
@@ -698,12 +700,10 @@ class Store:
 
     def _leave(self, head: int) -> None:
         self.head = head
+        self.ring.free(head)
         for key, span in list(self.spans.items()):
             if span.last <= head:
                 del self.spans[key]
-        stale = self.index.used - (self.tail - self.head)
-        if stale > max(FIRST_CAPACITY // 4, len(self.index.entries) // 4):
-            self._reindex()
 
     def place(self, *parts: str) -> Path:
         """Return a path below the state directory; any text is safe as a part."""
@@ -740,6 +740,21 @@ def _last_of(key: Ints, revision: NDArray[Any], time: Ints) -> Ints:
     last = np.ones(len(order), bool)
     last[:-1] = key[order][1:] != key[order][:-1]
     return order[last]
+
+
+def _cells_of(version: Ints, day: Ints) -> tuple[Ints, Ints]:
+    """Return keys version << 32 | day, all distinct, and for each row the place of its own among them.
+
+    Rows are mostly of few versions and days that are close together, so all pairs in between are keys; sorting is for
+    rows that are not.
+    """
+    v, d = int(version.min()), int(day.min())
+    versions, days = int(version.max()) - v + 1, int(day.max()) - d + 1
+    if versions * days > _MOST_CELLS:
+        keys, cell = np.unique((version << 32) | day, return_inverse=True)
+        return keys, cell
+    keys = (np.arange(v, v + versions)[:, None] << 32) | np.arange(d, d + days)
+    return keys.ravel(), (version - v) * days + (day - d)
 
 
 def _repeats(keys: U64x2) -> bool:

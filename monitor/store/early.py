@@ -28,21 +28,22 @@ class Early:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.held = np.zeros(64, EARLY)
-        self.index = Index(len(self.held))
+        self.index = self._empty_index()
         self.live = np.zeros(len(self.held), bool)
         self.next = 0
         stored = db.execute("select h1, h2, ts, until, outcome, revision, label_prob, used from early order by rowid").fetchall()
         if stored:
             self.settle(_records(stored))
 
+    def _empty_index(self) -> Index:
+        return Index(len(self.held), lambda slots: self.held[slots], lambda slots: self.live[slots])
+
     def __len__(self) -> int:
         return int(self.live.sum())
 
     def find(self, keys: U64x2) -> Ints:
         """Return the slot of each key, or -1."""
-        if not self.live.any():
-            return np.full(len(keys), -1, np.int64)
-        return self.index.find(keys, self.held.__getitem__, self.live.__getitem__)
+        return self.index.find(keys)
 
     def hold(self, db: sqlite3.Connection, new: NDArray[Any]) -> NDArray[Any]:
         """Write the labels (EARLY, distinct keys) and delete those that have to make room; return the latter."""
@@ -70,13 +71,13 @@ class Early:
         new = new[slots < 0]
         if not len(new):
             return
-        if len(self) + len(new) > len(self.held) // 2 or self.index.used + len(new) > 0.6 * len(self.index.entries):
+        if len(self) + len(new) > len(self.held) // 2:
             self._rebuild(len(new))
         free = np.flatnonzero(~np.roll(self.live, -self.next))[: len(new)]
         at = (free + self.next) % len(self.held)
         self.next = int(at[-1] + 1) % len(self.held)
         self.held[at], self.live[at] = new, True
-        self.index.insert(np.ascontiguousarray(new["h1"]), at)
+        self.index.insert(np.ascontiguousarray(new["h1"]), at, len(self) - len(new))
 
     def drop(self, gone: NDArray[Any]) -> None:
         """Forget labels that were deleted."""
@@ -97,8 +98,8 @@ class Early:
         self.held, self.live = np.zeros(size, EARLY), np.zeros(size, bool)
         self.held[: len(kept)], self.live[: len(kept)] = kept, True
         self.next = len(kept)
-        self.index = Index(size)
-        self.index.insert(np.ascontiguousarray(kept["h1"]), np.arange(len(kept)))
+        self.index = self._empty_index()
+        self.index.insert(np.ascontiguousarray(kept["h1"]), np.arange(len(kept)), 0)
 
 
 def _values(record: Any) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ class StateError(Exception):
 _SCHEMA = """
 create table if not exists meta (k text primary key, v) without rowid;
 create table if not exists source (name text primary key, position text not null) without rowid;
+create table if not exists blocks (physical integer primary key, logical integer not null);
 create table if not exists hits (seq integer primary key, data blob not null);
 create table if not exists codes (kind text, code integer, name text not null, primary key (kind, code)) without rowid;
 create table if not exists days (version integer, day integer, n integer, labelled integer, tables blob not null,
@@ -45,7 +46,7 @@ class Log:
         synchronous = "full" if durable else "off"
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.5)
         try:
-            for pragma in ("locking_mode=exclusive", "journal_mode=wal", f"synchronous={synchronous}", "wal_autocheckpoint=4000"):
+            for pragma in ("locking_mode=exclusive", "journal_mode=wal", f"synchronous={synchronous}", "wal_autocheckpoint=1000"):
                 self.db.execute(f"pragma {pragma}").fetchone()
             self.db.executescript(_SCHEMA)
         except sqlite3.OperationalError as e:
@@ -91,6 +92,27 @@ class Log:
         self.db.executemany(
             "insert into source values (?, ?) on conflict (name) do update set position = excluded.position", positions.items()
         )
+
+    def blocks(self) -> dict[int, int]:
+        """Return {physical: logical} of the blocks of the ring in use."""
+        return dict(self.db.execute("select physical, logical from blocks"))
+
+    def add_blocks(self, blocks: Mapping[int, int]) -> None:
+        """Note blocks that come into use; inside a transaction."""
+        self.db.executemany("insert into blocks values (?, ?)", blocks.items())
+
+    def remove_blocks(self, before: int) -> None:
+        """Forget the logical blocks before this one; inside a transaction."""
+        self.db.execute("delete from blocks where logical < ?", (before,))
+
+    def hits_range(self) -> tuple[int, int]:
+        """Return the numbers of the first and the last batch of label hits, 0 where there is none."""
+        first, last = self.db.execute("select coalesce(min(seq), 0), coalesce(max(seq), 0) from hits").fetchone()
+        return first, last
+
+    def remove_hits(self, last: int) -> None:
+        """Forget the label hits up to batch `last`; inside a transaction."""
+        self.db.execute("delete from hits where seq <= ?", (last,))
 
     def codes(self, kind: str) -> list[Any]:
         """Return the code book: position is the code."""

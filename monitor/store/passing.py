@@ -27,7 +27,7 @@ class Passing:
         self.tail = tail
         self._fd = -1
         self.rows: NDArray[Any] = np.empty(0, ROW)
-        self.index = Index(1)
+        self.index = self._empty_index()
         if tail:
             self._open()
 
@@ -43,12 +43,19 @@ class Passing:
             finally:
                 os.close(folder)
         self.rows = np.memmap(self.path, ROW, "r", shape=(CAPACITY,)).view(np.ndarray)
-        self._reindex()
+        self.index = self._empty_index()
+        self._add(max(0, self.tail - CAPACITY), self.tail)
 
-    def _reindex(self) -> None:
-        self.index = Index(2 * CAPACITY)
-        for _, slots in self._pieces(max(0, self.tail - CAPACITY), self.tail):
-            self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), np.arange(slots.start, slots.stop, dtype=np.int64))
+    def _empty_index(self) -> Index:
+        rows = min(self.tail, CAPACITY)
+        return Index(rows, lambda slots: self.rows[slots], lambda slots: np.ones(len(slots), bool))
+
+    def _add(self, first: int, last: int) -> None:
+        """Put rows first to last - 1 into the index."""
+        for number, slots in self._pieces(first, last):
+            at = np.arange(slots.start, slots.stop, dtype=np.int64)
+            waiting = min(number, CAPACITY - len(at))
+            self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), at, waiting)
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
         while first < last:
@@ -78,20 +85,12 @@ class Passing:
 
     def advance(self, n: int) -> None:
         """Take in n rows that were written and committed."""
-        if not n:
-            return
         first, self.tail = self.tail, self.tail + n
-        if self.index.used + n > 0.6 * len(self.index.entries):
-            self._reindex()
-            return
-        for _, slots in self._pieces(first, self.tail):
-            self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), np.arange(slots.start, slots.stop, dtype=np.int64))
+        self._add(first, self.tail)
 
     def find(self, keys: U64x2) -> Ints:
         """Return the slot of each key among the rows that are there, or -1."""
-        if not self.tail:
-            return np.full(len(keys), -1, np.int64)
-        return self.index.find(keys, self.rows.__getitem__, lambda slots: np.ones(len(slots), bool))
+        return self.index.find(keys)
 
     def has(self, keys: U64x2) -> Bools:
         """Return which keys are among the rows that are there."""

@@ -9,16 +9,17 @@ import pytest
 
 import monitor.store
 from monitor.core.events import DAY, Coded, Labels, Predictions
-from monitor.core.tables import tables
-from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, StateError, Store
+from monitor.core.tables import LABEL, tables
+from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, Span, StateError, Store
+from monitor.store.ring import Ring
 
 T0 = 19_700 * DAY
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Make rings of 64 rows."""
-    monkeypatch.setattr(monitor.store, "FIRST_CAPACITY", 64)
+    """Make blocks of 16 rows."""
+    monkeypatch.setattr(monitor.store, "BLOCK", 16)
 
 
 @pytest.fixture
@@ -121,12 +122,11 @@ def test_one_large_batch(reopen, n):
     assert sum(append(store, ids[:100])) == 100
     assert sum(append(store, ids)) == n - 100
     assert sum(append(store, ids)) == 0
-    assert store.index.used < 0.6 * len(store.index.entries)
     assert label(store, (str(n - 1), 1)) == [NEWS]
 
 
 def test_wrap_and_retention(small, reopen):
-    """Rows leave once their day is closed and past corrections, their slots are used again, and the index follows."""
+    """Rows leave once their day is closed and past corrections, their blocks are used again, and the index follows."""
     store = reopen()
     for i in range(40):
         day = 19_700 + i
@@ -136,36 +136,52 @@ def test_wrap_and_retention(small, reopen):
         if i % 7 == 3:
             store = reopen(clean=False)
         store.keep_from = {0: day - 1}
-    assert (store.head, store.tail, store.ring.capacity) == (38 * 20, 40 * 20, 64)
+    assert (store.head, store.tail) == (38 * 20, 40 * 20)
+    blocks = store.log.blocks()
+    assert (sorted(blocks.values()), max(blocks) <= 5) == ([47, 48, 49], True)
     assert store.spans.keys() == {(0, 19_738), (0, 19_739)}
     assert outcomes(store, 19_739) == {0.39 + j / 10_000: j % 2 for j in range(20)}
     assert label(store, ("0-0", 1), ("39-0", 0, T0 + 39 * DAY)) == [UNKNOWN, OLD_NEWS]
-    assert store.index.used <= 40 + max(64 // 4, len(store.index.entries) // 4)
     assert {d: n for (_, d), (n, _) in store.closed.items()} == {19_700 + i: 20 for i in range(39)}
 
 
 def test_growth(small, reopen):
-    """A ring that is too small is replaced by a larger one with the same rows and labels; the old files go."""
+    """Rows and labels stay where they are when files that are too short become longer."""
     store = reopen()
-    append(store, [str(i) for i in range(60)], score=[i / 1000 for i in range(60)])
+    append(store, [str(i) for i in range(200)], score=[i / 1000 for i in range(200)])
     label(store, *[(str(i), i % 2) for i in range(0, 60, 3)])
-    append(store, [str(i) for i in range(60, 300)], score=[i / 1000 for i in range(60, 300)])
-    expected = {i / 1000: i % 2 if i < 60 and i % 3 == 0 else -1 for i in range(300)}
+    length = len(store.ring.rows)
+    append(store, [str(i) for i in range(200, 900)], score=[i / 1000 for i in range(200, 900)])
+    assert len(store.ring.rows) > length
+    expected = {i / 1000: i % 2 if i < 60 and i % 3 == 0 else -1 for i in range(900)}
+    for again in (False, True):
+        store = reopen(clean=False) if again else store
+        assert outcomes(store, 19_700) == expected
+        assert store.spans[0, 19_700] == Span(0, 900, 900, 20)
+    assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.bin", "rows.bin"]
+
+
+def test_spans(small, reopen):
+    """Where the rows of each version and day are is the same whether noted batch by batch or found at opening."""
+    store, rng = reopen(), np.random.default_rng(4)
+    days, versions = rng.integers(0, 5, 500), rng.integers(0, 3, 500)
+    days[[70, 90]] = -9_000, 30_000  # too far apart to count all days between them
+    ts = T0 + days * DAY + rng.integers(0, DAY, 500)
+    ids = [str(i) for i in range(500)]
+    for i in range(0, 500, 50):
+        part = slice(i, i + 50)
+        append(store, ids[part], ts=ts[part].tolist(), version=[("m", str(v)) for v in versions[part]])
+    given = [(ids[i], 1, int(ts[i]), 0, str(versions[i])) for i in range(0, 500, 7)]
+    assert label(store, *given) == [NEWS] * len(given)
+    spans, newest, code = store.spans, store.newest, [store.versions.code["m", str(v)] for v in versions]
+    expected = {}
+    for i, key in enumerate(zip(code, (19_700 + days).tolist(), strict=True)):
+        first, _, n, labelled = expected.get(key, (i, 0, 0, 0))
+        expected[key] = (first, i + 1, n + 1, labelled + (i % 7 == 0))
+    assert spans == {k: Span(*v) for k, v in expected.items()}
+    assert newest == {v: max(t for t, c in zip(ts.tolist(), code, strict=True) if c == v) for v in range(3)}
     store = reopen(clean=False)
-    assert outcomes(store, 19_700) == expected
-    assert (store.ring.capacity, store.ring.generation, store.spans[0, 19_700].labelled) == (512, 1, 20)
-    assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.1.bin", "rows.1.bin"]
-
-
-def test_orphans_are_removed(reopen):
-    """Ring files that no commit speaks of are deleted at the start."""
-    store = reopen()
-    append(store, ["a"])
-    for name in ("rows.1.bin", "labels.1.bin"):
-        (store.folder / name).write_bytes(b"x")
-    store = reopen()
-    assert sorted(p.name for p in store.folder.glob("*.bin")) == ["labels.0.bin", "rows.0.bin"]
-    assert append(store, ["a"]) == [False]
+    assert (store.spans, store.newest) == (spans, newest)
 
 
 def test_versions_are_bounded(reopen):
@@ -279,9 +295,50 @@ def test_old_labels_of_a_slot(small, reopen):
     store.checkpoint()
     close(store, T0 + DAY, [19_700], 19_701)
     append(store, [str(i) for i in range(64)], ts=T0 + DAY, score=[i / 100 for i in range(64)])
+    assert set(outcomes(store, 19_701).values()) == {-1}
     store.ring.labels["outcome"] = 1
     store = reopen(clean=False)
     assert set(outcomes(store, 19_701).values()) == {-1}
+
+
+def test_a_checkpoint_in_steps(small, reopen, monkeypatch):
+    """While labels come, a checkpoint goes on a step a call; whenever the power fails, the last label of each row is there.
+
+    What the disk has of the labels is what was flushed, and zeros elsewhere.
+    """
+    monkeypatch.setattr(monitor.store, "_HITS_PER_CHECKPOINT", 40)
+    monkeypatch.setattr(monitor.store, "_CHECKPOINT_PARTS", 3)
+    monkeypatch.setattr(monitor.store.ring, "_FLUSHED_AT_ONCE", 512)
+    flush_labels, disk = Ring.flush_labels, np.zeros(1 << 16, LABEL)
+
+    def flushed(ring):
+        for i, _ in enumerate(flush_labels(ring)):
+            part = ring.labels[i * 512 : (i + 1) * 512]
+            disk[i * 512 :][: len(part)] = part
+            yield
+
+    monkeypatch.setattr(Ring, "flush_labels", flushed)
+    rng, store, said, tails, steps = np.random.default_rng(6), reopen(), {}, set(), 0
+    for step in range(250):
+        if step % 5 == 0:
+            new = range(len(said), len(said) + 70)
+            append(store, [str(i) for i in new], score=[i / 10_000 for i in new])
+            said |= dict.fromkeys(new, -1)
+        which = rng.choice(len(said), 8, replace=False).tolist()
+        outcome = rng.integers(0, 2, 8).tolist()
+        assert label(store, *((str(i), k, T0 + step * 1000) for i, k in zip(which, outcome, strict=True))) == [NEWS] * 8
+        said |= dict(zip(which, outcome, strict=True))
+        steps += store._checkpointing is not None
+        tails.add(store.log.meta()["labels_tail"])
+        if rng.random() < 0.05:
+            store.checkpoint()
+        if rng.random() < 0.1:
+            store.ring.labels[:] = disk[: len(store.ring.labels)]
+            store = reopen(clean=False)
+            assert outcomes(store, 19_700) == {i / 10_000: k for i, k in said.items()}
+            assert store.spans[0, 19_700].labelled == sum(k >= 0 for k in said.values())
+        assert store._hits < 300  # of 2,000 in all
+    assert (steps > 50, len(tails) > 10) == (True, True)
 
 
 # Days.
@@ -412,9 +469,9 @@ def test_a_failed_append_takes_nothing(small, tmp_path, monkeypatch, call, grow)
     with pytest.raises((OSError, sqlite3.OperationalError)):
         append(store, ids, positions={"s": "2"}, version=("m", "2"))
     monkeypatch.undo()
-    monkeypatch.setattr(monitor.store, "FIRST_CAPACITY", 64)
     crash(store)
     store = Store(tmp_path / "state")
+    assert store.log.blocks() == {0: 0}
     assert (outcomes(store, 19_700), store.positions, store.versions.names) == ({0.1: 1, 0.2: -1}, {"s": "1"}, [("m", "1")])
     assert len(list(store.folder.glob("*.bin"))) == 2
     assert append(store, ["a", *ids], version=[("m", "1")] + [("m", "2")] * len(ids)) == [False] + [True] * len(ids)
@@ -496,7 +553,7 @@ def test_lost_files(tmp_path, name, cut):
     store = Store(tmp_path / "state")
     append(store, ["a"])
     store.close()
-    path = tmp_path / "state" / f"{name}.0.bin"
+    path = tmp_path / "state" / f"{name}.bin"
     if cut is None:
         path.unlink()
     else:
@@ -530,3 +587,46 @@ def test_random_streams_equal_a_dict(small, reopen):
             store = reopen()
     assert outcomes(store, 19_700) == {s: said[i][2] if i in said else -1 for i, s in rows.items()}
     assert store.spans[0, 19_700].labelled == len(said)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_days_equal_a_dict(small, reopen, seed):
+    """With rows leaving as fast as they come, labels, corrections, crashes and blocks in any order, all is as a dict says."""
+    rng, store, waiting, order, oldest, day, reused = np.random.default_rng(seed), reopen(), {}, [], 0, 0, 0
+    for step in range(120):
+        day += int(rng.random() < 0.3)
+        ids = list(dict.fromkeys(str(i) for i in rng.integers(0, 2_000, rng.integers(1, 80))))
+        days = rng.integers(max(oldest, day - 2), day + 1, len(ids))
+        score = rng.random(len(ids))
+        fresh = append(store, ids, ts=(T0 + days * DAY).tolist(), score=score)
+        assert fresh == [i not in waiting for i in ids]
+        for i, d, s, new in zip(ids, days.tolist(), score.tolist(), fresh, strict=True):
+            if new:
+                waiting[i] = [d, s, -1]
+                order.append(i)
+        asked = [str(i) for i in rng.integers(0, 2_000, 60)]
+        given = [(i, int(rng.integers(2)), T0 + (1_000 + step) * DAY) for i in dict.fromkeys(asked)]
+        for (i, k, _), became in zip(given, label(store, *given), strict=True):
+            assert became == (UNKNOWN if i not in waiting else TOO_OLD if waiting[i][0] < oldest else NEWS)
+            if became == NEWS:
+                waiting[i][2] = k
+        if rng.random() < 0.3:
+            oldest = max(oldest, day - int(rng.integers(0, 4)))
+            due = sorted(
+                {d for _, d in store.spans if d < 19_700 + oldest and ((0, d) not in store.closed or (0, d) in store.recount)}
+            )
+            close(store, T0 + day * DAY, due, 19_700 + oldest)
+            while order and waiting[order[0]][0] < oldest:
+                del waiting[order.pop(0)]
+        if rng.random() < 0.15:
+            store = reopen(clean=rng.random() < 0.5)
+            store.keep_from = {0: 19_700 + oldest}
+            reused += list(store.log.blocks().values()) != sorted(store.log.blocks().values())
+        assert store.tail - store.head == len(waiting)
+        if step % 10 == 9:
+            found = {}
+            for version, d in store.spans:
+                rows, said = store.rows_of(version, d)
+                found |= {s: [d - 19_700, s, k] for s, k in zip(rows["score"].tolist(), said["outcome"].tolist(), strict=True)}
+            assert found == {w[1]: w for w in waiting.values()}
+    assert (reused > 0, store.head > 0) == (True, True)
