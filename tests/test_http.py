@@ -318,12 +318,12 @@ def test_every_bad_prediction_is_named_and_its_neighbours_are_kept(agent):
     assert {reason for reason, _ in odd} | LABEL_REASONS == set(REJECTED)
 
 
-LABEL_REASONS = {"label_class", "null_label", "no_model", "unknown_id"}
+LABEL_REASONS = {"label_class", "null_label", "no_model", "unknown_id", "not_sampled"}
 """What only labels are rejected for."""
 
 
 def test_every_bad_label_is_named_and_its_neighbours_are_kept(agent):
-    """Each odd label is rejected by index and reason; a label past its corrections is too_old, of no prediction unknown_id."""
+    """Each odd label is rejected by index and reason; one past its corrections is too_old, one nothing can take unknown_id."""
     a = agent(EVENTS)
     at = MIDNIGHT + 9 * DAY
     new, old = {"ts": at, "model": "m", "version": "v1"}, {"ts": at - DAY, "model": "m", "version": "v1"}
@@ -345,8 +345,8 @@ def test_every_bad_label_is_named_and_its_neighbours_are_kept(agent):
         ("too_old", {"id": "old"}),
         ("no_model", {"model": ...}),
         ("unknown_model", {"model": "x"}),
-        ("unknown_id", {"id": "nobody"}),
-        ("unknown_id", {"version": "v9"}),
+        ("unknown_id", {"id": "nobody", "ts": at - 60 * DAY}),
+        ("unknown_id", {"version": "v9", "ts": at - 60 * DAY}),
         ("id", {"id": ""}),
         ("unsupported", {"weight": 0.5}),
         ("label_prob", {"label_prob": 2}),
@@ -565,7 +565,7 @@ def test_one_request_id_may_be_scored_by_live_and_shadow(agent):
     assert a.post("predictions", [scored("a"), scored("a", 0.9, version="v2"), scored("b")]) == receipt(3)
     assert a.post("labels", [labelled("a")]) == receipt(1)
     assert a.post("labels", [labelled("b", version="v1")]) == receipt(1)
-    assert brief(a.post("labels", [labelled("b", version="v2")])) == receipt(0, 0, [(0, "unknown_id")])
+    assert a.post("labels", [labelled("b", version="v2")]) == {**receipt(1), "held": 1}
     found = metrics(a, 6)
     volume = [counter(found, "scorewatch_predictions_total", version=v, role=r) for v, r in (("v1", "live"), ("v2", "shadow"))]
     assert volume == [2, 1]
@@ -579,7 +579,7 @@ def test_a_star_serves_models_that_are_not_named(agent):
     a = agent(wall().replace("m: {}", '"*": {threshold: 0.5}'))
     assert a.post("predictions", [scored("a"), scored("a", model="other")]) == receipt(2)
     body = a.post("labels", [labelled("a"), labelled("a", model="other"), labelled("a", model="third")])
-    assert brief(body) == receipt(1, 0, [(0, "no_model"), (2, "unknown_id")])
+    assert brief(body) == {**receipt(2, 0, [(0, "no_model")]), "held": 1}
     metrics(a, 5)
     assert {v["model"]: v["known_so_far"] for v in a.ask("/v1/state")[1]["versions"]} == {"m": 0, "other": 1}
 

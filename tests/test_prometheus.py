@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from monitor.core import baseline as baselines
 from monitor.core.metrics import METRICS
 from monitor.core.tables import LABEL, ROW
-from monitor.series import SERIES
+from monitor.series import NOWCAST, SERIES
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
@@ -225,7 +225,8 @@ def test_every_estimate_is_said_or_its_absence_explained(stream, stage):
     """An estimate is exported exactly when scorewatch_estimate_available says 1 with an empty reason; each is said once."""
     found = samples(stream.stages[stage])
     names = ("model", "version", "slice", "window")
-    said = {(n.removeprefix("scorewatch_"), *map(s.get, names)) for n, s, _ in found if n.removeprefix("scorewatch_") in METRICS}
+    wanted = {*METRICS, *(f"nowcast_{name}" for name in NOWCAST)}
+    said = {(n.removeprefix("scorewatch_"), *map(s.get, names)) for n, s, _ in found if n.removeprefix("scorewatch_") in wanted}
     told = [(s["estimate"], *map(s.get, names), s["reason"], v) for n, s, v in found if n == "scorewatch_estimate_available"]
     assert {t[:5] for t in told if t[6] == 1} == said
     assert all((v == 1) == (reason == "") for *_, reason, v in told)
@@ -249,6 +250,7 @@ def test_before_a_day_has_matured_there_is_no_outcome_and_the_reason_is_told(str
     assert told == {
         **{(name, window): (0, "no_mature_days") for name in METRICS for window in ("7d", "28d")},
         **{(name, window): (1, "") for name in scored for window in ("1h", "24h")},
+        **{(f"nowcast_{name}", "waiting"): (0, "incomplete") for name in NOWCAST},
     }
     assert "scorewatch_estimate_available" not in exported(stream.stages["nothing"])
 
