@@ -21,16 +21,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def once(function: F) -> F:
-    """Return the function with its last result remembered, because half a dozen metrics read the same sums.
+    """Return a function of one or two arguments with its last result remembered, because many metrics read the same sums.
 
     Arguments are compared by identity: readings and edges are never changed in place.
     """
-    last: tuple[tuple[Any, ...], Any] = ((), None)
+    last: tuple[tuple[Any, ...], Any] = ((None,), None)
 
     def remembered(*args: Any) -> Any:
         nonlocal last
         seen, value = last  # read and replaced as a whole, so two threads at most compute the same twice
-        if len(seen) == len(args) and all(a is b for a, b in zip(seen, args, strict=True)):
+        if seen[0] is args[0] and seen[-1] is args[-1]:
             return value
         value = function(*args)
         last = (args, value)
@@ -88,6 +88,8 @@ def share_of(reading: Reading, hits: Floats, rest: Floats, undefined: str = "no_
     n = k + float(counts @ rest)
     if n <= 0:
         return undefined
+    if reading.spread is None and reading.groups is None:
+        return share(k, n)
     return share(k, n, spread_of(reading, hits, rest), groups_of(reading, hits, rest))
 
 
