@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from monitor.core.events import DAY, Ints
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import scored
-from monitor.core.tables import CELL, EMPTY, GRID, Table, count_pieces, total
+from monitor.core.tables import EMPTY, GRID, Table, count_pieces, from_dict, to_dict, total
 
 Combo = tuple[tuple[str, str], ...]
 
@@ -120,14 +120,8 @@ def build_by_day(
 
 
 def to_json(baseline: Baseline) -> str:
-    """Return the baseline as JSON; a table is {totals, one list per cell column}."""
-    days = {
-        name: {
-            str(day): {"totals": t.totals.tolist(), **{c: t.cells[c].tolist() for c in CELL.names or ()}}
-            for day, t in tables.items()
-        }
-        for name, tables in baseline.days.items()
-    }
+    """Return the baseline as JSON."""
+    days = {name: {str(day): to_dict(t) for day, t in tables.items()} for name, tables in baseline.days.items()}
     body = {
         "grid": GRID,
         "model": baseline.model,
@@ -149,7 +143,7 @@ def from_json(text: str) -> Baseline:
         body = json.loads(text)
         if body["grid"] != GRID:
             raise ValueError(f"made on grid {body['grid']}, this version counts on grid {GRID}")
-        days = {name: {int(day): _table(t) for day, t in tables.items()} for name, tables in body["days"].items()}
+        days = {name: {int(day): from_dict(t) for day, t in tables.items()} for name, tables in body["days"].items()}
         return Baseline(
             body["model"],
             body["version"],
@@ -161,12 +155,5 @@ def from_json(text: str) -> Baseline:
             body["provenance"],
             body["checksum"],
         )
-    except (KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"not a baseline: {e!r}") from None
-
-
-def _table(body: Mapping[str, Any]) -> Table:
-    cells = np.zeros(len(body["bin"]), CELL)
-    for name in CELL.names or ():
-        cells[name] = body[name]
-    return Table(cells, np.array(body["totals"], np.float64))

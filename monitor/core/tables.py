@@ -1,7 +1,7 @@
 """The grid, the stored row, and additive tables of counts. Everything a metric reads is such a table, and tables add by +."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,51 @@ class Table:
         return total([self, other])
 
 
+def differing(a: Table, b: Table) -> list[str]:
+    """Return which parts of two tables are not the same bytes."""
+    pairs = ((f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(Table))
+    return [name for name, x, y in pairs if (None if x is None else x.tobytes()) != (None if y is None else y.tobytes())]
+
+
+def unlike(a: Mapping[str, Table], b: Mapping[str, Table]) -> dict[str, list[str]]:
+    """Return the slices whose tables differ, and in which parts; a slice without rows may be left out."""
+    names = dict.fromkeys((*a, *b))
+    parts = {name: differing(a.get(name, EMPTY), b.get(name, EMPTY)) for name in names}
+    return {name: differ for name, differ in parts.items() if differ}
+
+
+def to_dict(table: Table) -> dict[str, Any]:
+    """Return a table as lists: {totals, one list per column of CELL, and weights, delays and groups where it has them}."""
+    out = {"totals": table.totals.tolist(), **{name: table.cells[name].tolist() for name in CELL.names or ()}}
+    if table.weights is not None:
+        out["weights"] = {name: table.weights[name].tolist() for name in WEIGHT.names or ()}
+    return out | {name: a.tolist() for name, a in (("delays", table.delays), ("groups", table.groups)) if a is not None}
+
+
+def from_dict(body: Mapping[str, Any]) -> Table:
+    """Return the table that `to_dict` wrote; raise KeyError, TypeError, ValueError or OverflowError when it is none."""
+    cells = _records(body, CELL, len(body["bin"]))
+    place = cells["bin"].astype(np.int64) << 3 | cells["verdict"]
+    if (np.diff(place, prepend=-1) <= 0).any() or (cells["bin"] >= BINS).any() or (cells["verdict"] >= len(VERDICTS)).any():
+        raise ValueError("the cells are not those of a table")
+    weights = _records(body["weights"], WEIGHT, len(cells)) if "weights" in body else None
+    delays = np.array(body["delays"], np.int64).reshape(2, len(VERDICTS), -1) if "delays" in body else None
+    groups = np.array(body["groups"], np.float64).reshape(GROUPS, 3, len(GROUP_COLUMNS)) if "groups" in body else None
+    if delays is not None and delays.shape[2] != DELAYS + LATE_DELAYS + 1:
+        raise ValueError("the delay cells are not those of a table")
+    totals = np.array(body["totals"], np.float64).reshape(3, len(TOTALS))
+    return Table(cells, totals, weights, delays, groups)
+
+
+def _records(columns: Mapping[str, Any], dtype: np.dtype[Any], n: int) -> NDArray[Any]:
+    out = np.zeros(n, dtype)
+    for name in dtype.names or ():
+        if len(columns[name]) != n:
+            raise ValueError(f"{name} has {len(columns[name])} of {n} numbers")
+        out[name] = columns[name]
+    return out
+
+
 EMPTY = Table(np.empty(0, CELL), np.zeros((3, len(TOTALS))))
 
 
@@ -322,7 +367,7 @@ def _count(
     for s in range(len(coarse)):
         if s and s not in present:
             continue
-        at = slice(None) if s == 0 else np.flatnonzero((belongs == s).any(axis=0))
+        at = slice(None) if s == 0 else np.flatnonzero((members == s).any(axis=0)[rows["combo"]])
         o = kind[at]
         unique, inverse = np.unique(cell[at], return_inverse=True)
         size = len(unique)

@@ -1,5 +1,7 @@
 """The grid and the laws of tables."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,12 +22,16 @@ from monitor.core.tables import (
     TOTALS,
     count_pieces,
     decided,
+    differing,
     edges_of_width,
+    from_dict,
     grid_bin,
     log_losses,
     next_edge,
     tables,
+    to_dict,
     total,
+    unlike,
 )
 
 SCORES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.1, 0.5, 0.7, 5e-324, 1 - 2**-53]))
@@ -176,3 +182,22 @@ def test_decided(table):
     assert not decided(EMPTY)
     assert not decided(table([0.1, 0.9]))
     assert decided(table([0.1, 0.9], verdicts=[NONE, PASS]))
+
+
+def test_a_table_as_json_comes_back():
+    """Through JSON every part of a table keeps its bytes: cells, totals, weights, delays and groups, or their absence."""
+    rng = np.random.default_rng(0)
+    rows, labels = np.zeros(500, ROW), np.zeros(500, LABEL)
+    rows["score"], rows["verdict"] = rng.random(500), rng.integers(0, 6, 500)
+    labels["outcome"], labels["delta"] = rng.integers(-1, 2, 500), rng.integers(0, 90_000, 500)
+    one = np.zeros((1, 1), np.int32)
+    for column, value in (("score", rows["score"]), ("label_prob", 700), ("cluster", rng.integers(0, 9, 500))):
+        rows[column] = value
+        table = tables(rows, labels, one, 1, (86_400_000, 86_400_000))[0]
+        back = from_dict(json.loads(json.dumps(to_dict(table))))
+        assert differing(table, back) == []
+        assert [getattr(back, name) is None for name in ("weights", "groups")] == [column == "score", column != "cluster"]
+    assert differing(from_dict(to_dict(EMPTY)), EMPTY) == []
+    assert unlike({"all": table, "a": EMPTY}, {"all": table + table}) == {
+        "all": ["cells", "totals", "weights", "delays", "groups"]
+    }
