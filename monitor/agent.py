@@ -114,6 +114,10 @@ class Agent:
                 w.seen = seen.get(str(code), self.store.newest.get(code, 0))
         if (now := self.clock.now) is not None:
             self.store.keep_from = self._keep_from(now)
+        counted_by = json.loads(self.store.meta.get("counted_by", "{}"))
+        self.store.mark(
+            {(w.code, d) for w in self.watched.values() if counted_by.get(str(w.code)) != w.counted_by for d in w.whole()}
+        )
 
     def _read_baseline(self, model: Model) -> Baseline:
         assert model.baseline is not None
@@ -543,7 +547,12 @@ class Agent:
             entries.append(("decision", d.alert.model, d.alert.version, body))
         entries += [(c.kind, name, c.version, c.body) for name, c in changes]
         seen = json.dumps({str(w.code): w.seen for w in self.watched.values()}, sort_keys=True)
+        # Of versions that are not watched now it stays what it was: their days stay, too.
+        counted_by = json.loads(self.store.meta.get("counted_by", "{}")) | {
+            str(w.code): w.counted_by for w in self.watched.values()
+        }
         meta = {"seen": seen, "carried": self.served.carried, "sampler": self.sampler.dump()}
+        meta["counted_by"] = json.dumps(counted_by, sort_keys=True)
         done = self.store.record(now, closing, self._keep_from(now), entries, meta)
         for entry in done:
             self.served.after(entry)

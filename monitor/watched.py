@@ -1,6 +1,7 @@
 """One version of a model in memory: its hours, its days, its baseline, and what they say."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,18 @@ class Watched:
         """Return the oldest day whose rows are kept for corrections."""
         return oldest_kept(now, self.model.labels.longest, self.model.labels.corrections)
 
+    @property
+    def counted_by(self) -> str:
+        """Return a digest of what days are counted by, beside their rows."""
+        return hashlib.sha256(json.dumps([self.slices, self.horizon]).encode()).hexdigest()[:16]
+
+    def whole(self) -> set[int]:
+        """Return the closed days that can be counted again: all of their rows are there."""
+        there = {d for v, d in self.store.spans if v == self.code} | {
+            d for v, kind, d in self.store.passed if v == self.code and kind == "day"
+        }
+        return {d for d in there if d >= self.store.left.get(self.code, 0) and (self.code, d) in self.store.closed}
+
     def waiting(self) -> list[int]:
         """Return the days that are not closed."""
         return sorted(d for v, d in self.store.spans if v == self.code and (v, d) not in self.store.closed)
@@ -257,7 +270,7 @@ class Watched:
         slices = self.slices
         if self.baseline is None or self.baseline.provenance["kind"] == "observed":
             self._observe(day)
-        days = [day] if self.slices == slices else sorted({*self.days, day})
+        days = [day] if self.slices == slices else sorted({*self.days, *self.whole(), day})
         final = {d: self._final(d) for d in days}
         self.days |= final
         self.open_months.add(month_of(day))
@@ -267,10 +280,14 @@ class Watched:
 
     def _final(self, day: int) -> dict[str, Table]:
         """Return the tables of a day; of one whose rows have left, only that of `all`, which no slices change."""
-        passed = self.store.passed.get((self.code, "day", day), {})
-        gone = (self.code, day) not in self.store.spans and not passed
+        gone = (self.code, day) not in self.store.spans and (self.code, "day", day) not in self.store.passed
         if gone or day < self.store.left.get(self.code, 0):
             return {"all": self.days[day]["all"]}
+        return self.counted(day)
+
+    def counted(self, day: int) -> dict[str, Table]:
+        """Return the tables of a day counted from its rows, and from the tables of those that did not wait."""
+        passed = self.store.passed.get((self.code, "day", day), {})
         self._members()
         counted = count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices), self.horizon)
         both = [t + passed.get(name, EMPTY) for name, t in zip(self.slices, counted, strict=True)]

@@ -468,9 +468,10 @@ class Store:
         early = self._to_hold(labels, prob, keys, until, now, became)
         if len(hits) or len(early) or positions:
             slot = self.ring.slots_of(hits["row"])
-            rows, old = self.ring.rows[slot], self.ring.labels["outcome"][slot]
+            rows, before = self.ring.rows[slot], self.ring.labels[slot]
+            old = before["outcome"]
             day = (rows["version"].astype(np.int64) << 32) | (rows["ts"] // DAY)
-            changed = _days_of(np.unique(day[old != hits["label"]["outcome"]]))
+            changed = _days_of(np.unique(day[_counts_otherwise(before, hits["label"])]))
             late = changed & self.closed.keys()
             with self.log.transaction():
                 if len(hits):
@@ -626,7 +627,13 @@ class Store:
         for (version, day), span in self.spans.items():
             if span.first < head:
                 left[version] = max(left.get(version, 0), day + 1)
-        over = [k for k in self.passed if k[2] < (keep_from.get(k[0], now // DAY) if k[1] == "day" else now // HOUR - 48)]
+        # A day that is counted again needs the tables of its rows that did not wait as long as it has rows that do.
+        whole = {k for k in self.spans if k[1] >= left.get(k[0], 0)}
+        over = [
+            (v, kind, at)
+            for v, kind, at in self.passed
+            if (at < now // HOUR - 48 if kind == "hour" else at < keep_from.get(v, now // DAY) and (v, at) not in whole)
+        ]
         with self.log.transaction():
             for (version, day), tables in days.items():
                 self.log.put_day(version, day, tables)
@@ -651,6 +658,14 @@ class Store:
         if head != self.head:
             self._leave(head)
         return added
+
+    def mark(self, days: set[tuple[int, int]]) -> None:
+        """Mark closed (version, day) pairs to be counted again."""
+        if days <= self.recount:
+            return
+        with self.log.transaction():
+            self.log.db.executemany("insert or ignore into recount values (?, ?)", days)
+        self.recount |= days
 
     def add_passed(self, key: tuple[int, str, int], tables: Mapping[str, Table]) -> None:
         """Add to the tables of the rows of a (version, "day" or "hour", which) that do not wait; the next commit stores them."""
@@ -725,6 +740,13 @@ def _days_of(keys: Ints) -> set[tuple[int, int]]:
 def _delta(ms: Ints) -> Ints:
     """Return the seconds of label times after their predictions, within what a label record holds."""
     return np.clip(ms // SECOND, -(2**31) + 1, 2**31 - 1)
+
+
+def _counts_otherwise(old: NDArray[Any], new: NDArray[Any]) -> Bools:
+    """Return where a table counts the new label (LABEL) otherwise than the old one."""
+    prob = (old["label_prob"] ^ new["label_prob"]) & ~np.uint16(NAMED)
+    changes: Bools = (old["outcome"] != new["outcome"]) | (old["delta"] != new["delta"]) | (prob != 0)
+    return changes
 
 
 def _alike(row: NDArray[np.uint16], label: NDArray[np.uint16]) -> Bools:

@@ -351,8 +351,11 @@ def test_recount(reopen):
     label(store, ("a", 1))
     close(store, T0 + DAY, [19_700], 19_690)
     assert (store.recount, store.closed) == (set(), {(0, 19_700): (2, 1)})
-    label(store, ("a", 1, T0 + 5_000))
+    label(store, ("a", 1))
     assert store.recount == set()
+    label(store, ("a", 1, T0 + 5_000))  # the same outcome, but its delay is counted, too
+    assert store.recount == {(0, 19_700)}
+    close(store, T0 + DAY, [19_700], 19_690)
     label(store, ("a", 0, T0, 1))
     assert store.recount == {(0, 19_700)}
     store = reopen()
