@@ -5,13 +5,14 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from monitor import data, timeline
 from monitor.actions.rollback import PolicyError
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
@@ -51,6 +52,7 @@ from monitor.sampler import Sampler
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store
+from monitor.verify import Step, verify
 from monitor.watched import Watched, baseline_checksum
 
 log = logging.getLogger("scorewatch")
@@ -631,6 +633,16 @@ class Agent:
             raise PolicyError(f"say which version of {name}: live versions are {found}")
         return live[0]
 
+    # What is kept.
+
+    def verify(self, live: bool) -> Iterator[Step]:
+        """Compare every day that still has its rows with its tables, a step at a time; of a `live` agent its memory, too."""
+        return verify(self.store, self.watched, self._count if live else None)
+
+    def export(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the lines of `scorewatch export data`, a day at a time."""
+        return data.export(list(self.watched.values()))
+
     # What is said.
 
     def _say(self, now: int) -> Snapshot:
@@ -651,7 +663,7 @@ class Agent:
     def all_months(self, name: str) -> list[dict[str, Any]]:
         """Return the estimates of every month of a model that has closed days."""
         mine = [w for w in self.watched.values() if w.model.name == name]
-        return [_estimates_item("month", m, w.name, w.month(m)) for w in mine for m in w.months()]
+        return [timeline.estimates("month", m, w.name, w.month(m)) for w in mine for m in w.months()]
 
     def finish(self) -> None:
         """Note the months that are not over, at the end of a replay."""
@@ -661,14 +673,14 @@ class Agent:
     def _note_timeline(self, now: int, closing: Mapping[tuple[int, int], Mapping[str, Table]], entries: Iterable[Entry]) -> None:
         for code, day in sorted(closing) if self.timeline_days else ():
             w, name = self.watched[code], iso(day * DAY)[:10]
-            self._item(_estimates_item("day", name, w.name, w.summary({day: closing[code, day]["all"]}, "day")))
+            self._item(timeline.estimates("day", name, w.name, w.summary({day: closing[code, day]["all"]}, "day")))
         for w in self.watched.values():
             self._note_months(w, [m for m in sorted(w.open_months) if month_end(m) <= w.newest_mature(now)])
         self._note(entries)
 
     def _note_months(self, w: Watched, months: Iterable[str]) -> None:
         for month in months:
-            self._item(_estimates_item("month", month, w.name, w.month(month)))
+            self._item(timeline.estimates("month", month, w.name, w.month(month)))
             w.open_months.discard(month)
 
     def _note(self, entries: Iterable[Entry]) -> None:
@@ -722,25 +734,9 @@ def _in_time(columns: C, bad: list[Rejection]) -> C:
     return _reject(columns, columns.ts > wall() + FUTURE, bad, "future")
 
 
-def _number(e: Estimate) -> dict[str, Any]:
-    return {"value": e.value, "low": e.low, "high": e.high, "n": e.n, **({"reason": e.reason} if e.reason else {})}
-
-
 def _alert_body(a: Alert) -> dict[str, Any]:
     body = {"rule": a.rule, "severity": a.severity, "state": a.state, "since": a.since, "reason": a.reason}
-    return body | {k: None if e is None else _number(e) for k, e in (("observed", a.observed), ("expected", a.expected))}
-
-
-def _estimates_item(kind: str, name: str, version: tuple[str, str], made: tuple[Estimate, ...]) -> dict[str, Any]:
-    n = next(e.n for e in made if e.metric == "prevalence")
-    return {
-        "kind": kind,
-        kind: name,
-        "model": version[0],
-        "version": version[1],
-        "n": n,
-        "estimates": {e.metric: _number(e) for e in made},
-    }
+    return body | {k: None if e is None else timeline.number(e) for k, e in (("observed", a.observed), ("expected", a.expected))}
 
 
 def _oldest_kept(model: Model, now: int) -> int:

@@ -1,23 +1,27 @@
 """The commands. Exit codes: 0 done, 1 it cannot be done, 2 wrong usage or configuration."""
 
 import argparse
+import http.client
 import json
 import logging
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monitor import timeline
 from monitor.config import Address, Config, ConfigError, FileSource, describe, effective, load
 from monitor.store import StateError
+
+if TYPE_CHECKING:
+    from monitor.agent import Agent
 
 VERSION = version("scorewatch")
 
@@ -102,6 +106,23 @@ def _parser() -> argparse.ArgumentParser:
     configured(journal)
     journal.add_argument("--json", action="store_true", help="one JSON object a line")
     journal.add_argument("--verify", action="store_true", help="check that no entry was changed or taken out")
+
+    counted = add("verify", _verify, "Count every day that still has its rows again, and compare with what is kept.")
+    counted.epilog = "Exit code 0: equal; 1: something differs; 2: it cannot be done."
+    configured(counted)
+    counted.add_argument("--url", metavar="URL", help="api of the running agent; default: that of the configuration")
+    counted.add_argument("--json", action="store_true", help="one JSON object")
+
+    export = add("export", _export, "Write the final tables of every closed day as NDJSON, to be added by `merge`.")
+    export.add_argument("what", choices=("data",))
+    configured(export)
+    export.add_argument("--url", metavar="URL", help="api of a running agent; needs no configuration")
+
+    merge = add("merge", _merge, "Add what several agents exported and print the mature estimates of all of it.")
+    merge.add_argument("files", nargs="+", type=Path, metavar="FILE", help="from `export data`")
+    merge.add_argument("--by", choices=("month", "day"), default="month", help="default: %(default)s")
+    merge.add_argument("--slice", default="all", metavar="NAME", help="default: %(default)s")
+    merge.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
 
 
@@ -197,22 +218,141 @@ def _change(args: argparse.Namespace) -> int:
 
 def _ask(config: Config, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
     """Return the running agent's answer, None when no agent listens; raise ValueError with its message when it refuses."""
-    request = urllib.request.Request(_url(config.api) + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    if config.tokens.decide:
-        request.add_header("Authorization", f"Bearer {config.tokens.decide}")
+    answer = _request(_url(config.api) + path, config.tokens.decide, body)
+    if answer is None:
+        return None
+    with answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _request(url: str, token: str | None, body: dict[str, Any] | None) -> http.client.HTTPResponse | None:
+    """Return the answer to a POST of the body, or to a GET without one; None when nobody listens."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
+        return answer
     except urllib.error.HTTPError as e:
         with e:
-            raise ValueError(json.load(e).get("error", str(e))) from None
+            raise ValueError(_error_of(e.read()) or str(e)) from None
     except urllib.error.URLError:
         return None
 
 
+def _error_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+def _streamed(url: str, token: str | None, path: str, body: dict[str, Any] | None) -> Iterator[bytes] | None:
+    """Return the lines of the running agent's answer, None when no agent listens there."""
+    answer = _request(url.rstrip("/") + path, token, body)
+    return None if answer is None else _lines(answer)
+
+
+def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    with answer:
+        try:
+            for line in answer:
+                if line.startswith(b'{"error":'):
+                    raise ValueError(_error_of(line))
+                yield line
+        except http.client.HTTPException as e:
+            raise ValueError(f"the agent's answer was cut short ({e!r}); ask again") from None
+
+
 def _url(address: Address) -> str:
     return f"http://{address}"
+
+
+@contextmanager
+def _stopped(config: Config) -> Iterator["Agent"]:
+    """Open the state of a stopped agent, which its next start finds as it was."""
+    from monitor.agent import Agent
+
+    if not (config.state / "log.db").exists():
+        raise ValueError(f"{config.state}: there is no state yet")
+    agent = Agent(config, VERSION)
+    with closing(agent.store):
+        yield agent
+
+
+def _progress(text: str, last: bool = False) -> None:
+    """Say on a terminal how far long work is."""
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="\r\033[K" if last else "", file=sys.stderr, flush=True)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from sqlite3 import DatabaseError
+
+    from monitor import verify
+
+    def steps(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for done, step in enumerate(found, 1):
+            _progress(f"{done:,} of {step['of']:,}", done == step["of"])
+            yield step
+
+    try:
+        config = load(args.config)
+        if (lines := _streamed(args.url or _url(config.api), config.tokens.decide, "/v1/verify", {})) is not None:
+            found = verify.report(steps(map(json.loads, lines)))
+        elif args.url:
+            raise ValueError(f"{args.url}: no agent listens there")
+        else:
+            with _stopped(config) as agent:
+                found = verify.report(steps(map(asdict, agent.verify(live=False))))
+    except (StateError, OSError, ValueError, DatabaseError) as e:
+        print(f"scorewatch: {e}", file=sys.stderr)
+        return 2
+    print(json.dumps(found) if args.json else "\n".join(verify.lines(found)))
+    return 0 if found["equal"] else 1
+
+
+def _export(args: argparse.Namespace) -> int:
+    import msgspec
+
+    config = None if args.url else load(args.config)
+    lines = _streamed(args.url if config is None else _url(config.api), None, "/v1/data", None)
+    if lines is not None:
+        _write(lines)
+    elif config is None:
+        raise ValueError(f"{args.url}: no agent listens there")
+    else:
+        with _stopped(config) as agent:
+            _write(msgspec.json.encode(line) + b"\n" for day in agent.export() for line in day)
+    return 0
+
+
+def _write(lines: Iterable[bytes]) -> None:
+    n = 0
+    for n, line in enumerate(lines, 1):
+        sys.stdout.buffer.write(line)
+        _progress(f"{n:,} lines")
+    sys.stdout.buffer.flush()
+    _progress(f"{n:,} lines", last=True)
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from monitor.data import Merged
+
+    merged = Merged(args.files, args.slice)
+    for path, days, rows in merged.parts:
+        print(f"{path}: {rows:,} rows in {days:,} days", file=sys.stderr if args.json else sys.stdout)
+    if not args.json:
+        print(timeline.HEADER)
+    last = None
+    for item in merged.items(args.by):
+        if not args.json and (item["model"], item["version"]) != last:
+            last = item["model"], item["version"]
+            print(*last)
+        print(json.dumps(item) if args.json else timeline.line(item))
+    return 0
 
 
 def _change_alone(config: Config, args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]:

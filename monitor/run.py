@@ -28,6 +28,7 @@ from monitor.core.snapshot import Snapshot
 from monitor.server import api_app, metrics_app, serve
 from monitor.sources import http
 from monitor.sources.file import FileReader
+from monitor.store import StateError
 
 log = logging.getLogger("scorewatch")
 
@@ -435,6 +436,14 @@ class Impossible(ValueError):
     """What a command asks for cannot be done."""
 
 
+@dataclass(slots=True)
+class Steps:
+    """Long work in the store's thread that lets other jobs pass between two steps, and the agent it is done for."""
+
+    agent: Agent
+    left: Iterator[list[dict[str, Any]]]
+
+
 class Running:
     """What the listeners ask; every answer is of the last snapshot or comes from the store's thread."""
 
@@ -508,6 +517,21 @@ class Running:
             return self.loop.agent.audit(name)
         except PolicyError as e:
             raise Missing(str(e)) from None
+
+    def _verify(self) -> "Steps":
+        agent = self.loop.agent
+        return Steps(agent, ([asdict(step)] for step in agent.verify(live=True)))
+
+    def _data(self) -> "Steps":
+        return Steps(self.loop.agent, self.loop.agent.export())
+
+    def _more(self, steps: "Steps") -> list[dict[str, Any]] | None:
+        if steps.agent is not self.loop.agent:
+            raise http.Failed("the store was opened anew meanwhile; ask again")
+        try:
+            return next(steps.left, None)
+        except StateError as e:
+            raise http.Failed(str(e)) from None
 
     def _months(self, name: str) -> Any:
         return self.loop.agent.all_months(name)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import html
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from monitor.core.days import iso
@@ -202,6 +202,13 @@ def api_app(api: Api) -> Starlette:
 
         return post
 
+    async def verify(request: Request) -> Response:
+        _allowed(api, request, "decide")  # it reads every row
+        return await _stream(api, "verify")
+
+    async def data(_: Request) -> Response:
+        return await _stream(api, "data")
+
     async def page(_: Request) -> Response:
         return HTMLResponse(page_of(await api.fresh()))
 
@@ -211,6 +218,8 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/labels", receive("labels"), methods=["POST"]),
         Route("/v1/state", state),
         Route("/v1/timeline", timeline),
+        Route("/v1/verify", verify, methods=["POST"]),
+        Route("/v1/data", data),
         Route("/v1/models/{model}/reliability", bins),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
@@ -244,6 +253,20 @@ async def _ask(api: Api, command: str, **given: Any) -> Any:
         raise problem(409, str(e)) from None
     except RuntimeError as e:
         raise problem(503, str(e)) from None
+
+
+async def _stream(api: Api, command: str) -> Response:
+    """Return the items of long work as NDJSON while it goes on; when it has to end early the last line says why."""
+    steps = await _ask(api, command)
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            while (items := await api.ask("more", steps=steps)) is not None:
+                yield b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+        except RuntimeError as e:
+            yield msgspec.json.encode({"error": str(e)}) + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
 def _version(s: Snapshot, request: Request) -> Version:

@@ -1,6 +1,9 @@
 """What happened, one line each: months or days with their estimates, alerts, decisions, policy changes."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from monitor.core.metrics import Estimate
 
 _SHOWN = {
     "prevalence": "prevalence",
@@ -14,6 +17,18 @@ _SHOWN = {
 _WIDTH = 9
 
 HEADER = f"{'':<10} {'n':>8} " + " ".join(f"{name:>{_WIDTH}}" for name in _SHOWN.values())
+
+
+def number(e: Estimate) -> dict[str, Any]:
+    """Return an estimate as JSON."""
+    return {"value": e.value, "low": e.low, "high": e.high, "n": e.n, **({"reason": e.reason} if e.reason else {})}
+
+
+def estimates(kind: str, name: str, version: tuple[str, str], made: Sequence[Estimate]) -> dict[str, Any]:
+    """Return the item of a month or day (`kind`) of a (model, version)."""
+    n = next(e.n for e in made if e.metric == "prevalence")
+    numbers = {e.metric: number(e) for e in made}
+    return {"kind": kind, kind: name, "model": version[0], "version": version[1], "n": n, "estimates": numbers}
 
 
 def line(item: dict[str, Any], color: bool = False) -> str:

@@ -34,7 +34,7 @@ from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, sugges
 from monitor.core.events import DAY, HOUR, Ints
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
-from monitor.core.readings import Reading
+from monitor.core.readings import LabelRule, Reading
 from monitor.core.snapshot import Version
 from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
 from monitor.series import NOWCAST, SLICE_ESTIMATES
@@ -67,6 +67,11 @@ _STEPS = np.arange(1, 20) / 20
 def baseline_checksum(baseline: Baseline) -> str:
     """Return the SHA-256 of a baseline without its checksum."""
     return "sha256:" + hashlib.sha256(baselines.to_json(replace(baseline, checksum="")).encode()).hexdigest()
+
+
+def summary(table: Table, rules: tuple[LabelRule, ...], key: Key, window: str, edges: Ints | None) -> tuple[Estimate, ...]:
+    """Return the mature estimates that the timeline shows; `rules` say by verdict what no label means."""
+    return measure(readings.mature(table, rules), key, window, edges, None, _SUMMARY)
 
 
 @dataclass(slots=True)
@@ -438,8 +443,8 @@ class Watched:
 
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""
-        reading = readings.mature(total(list(days.values())), self.model.labels.rules)
-        return measure(reading, Key(*self.name, "all", max(days)), window, self.edges, None, _SUMMARY)
+        key = Key(*self.name, "all", max(days))
+        return summary(total(list(days.values())), self.model.labels.rules, key, window, self.edges)
 
     def month(self, month: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of a calendar month of predictions."""

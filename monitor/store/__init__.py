@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.events import DAY, HOUR, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2, prob_of
-from monitor.core.tables import EMPTY, GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table
+from monitor.core.tables import EMPTY, GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table, unlike
 from monitor.formats.ids import Hasher
 from monitor.store import early
 from monitor.store.early import EARLY, Early, better
@@ -601,6 +601,21 @@ class Store:
             rows.append(piece)
             labels.append(said)
         return np.concatenate(rows), np.concatenate(labels)
+
+    def finds(self, rows: NDArray[Any]) -> Bools:
+        """Return which rows (ROW) the index finds by their ids."""
+        slots = self._find(np.stack((rows["h1"], rows["h2"]), axis=1))
+        there: Bools = (slots >= 0) & (self.ring.rows["ts"][slots] == rows["ts"])
+        return there
+
+    def unlike_log(self) -> list[str]:
+        """Return what memory has otherwise than the log: held labels, tables of rows that did not wait."""
+        out = [] if np.array_equal(Early(self.log.db).by_key(), self.early.by_key()) else ["held labels"]
+        stored = self.log.passed()
+        saved = (stored.keys() | self.passed.keys()) - self._unsaved
+        if any(unlike(stored.get(key, {}), self.passed.get(key, {})) for key in saved):
+            out.append("tables of rows that did not wait")
+        return out
 
     def rows_since(self, first: int) -> Iterable[NDArray[Any]]:
         """Yield the rows from number `first` to the tail in pieces."""

@@ -84,6 +84,11 @@ class Early:
         slots = self.find(np.stack((gone["h1"], gone["h2"]), axis=1))
         self.live[slots[slots >= 0]] = False
 
+    def by_key(self) -> NDArray[Any]:
+        """Return the held labels (EARLY) in the order of their hashes."""
+        held = self.held[self.live]
+        return held[np.lexsort((held["h2"], held["h1"]))]
+
     def _in_order(self) -> NDArray[Any]:
         """Return the held labels, oldest first."""
         order = np.roll(np.arange(len(self.held)), -self.next)

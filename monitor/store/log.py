@@ -133,11 +133,16 @@ class Log:
         self.db.execute("delete from recount where version = ? and day = ?", (version, day))
 
     def day(self, version: int, day: int) -> dict[str, Table]:
-        """Return the final tables of a day by slice; raise KeyError when it is not closed."""
+        """Return the final tables of a day by slice; raise KeyError when it is not closed, StateError when they are damaged."""
         row = self.db.execute("select tables from days where version = ? and day = ?", (version, day)).fetchone()
         if row is None:
             raise KeyError((version, day))
-        return _unblob(row[0])
+        try:
+            return _unblob(row[0])
+        except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as e:
+            raise StateError(
+                f"log.db: the tables of version {version}, day {day} are damaged ({e}); restore the state or use a new one"
+            ) from None
 
     def put_passed(self, version: int, kind: str, at: int, tables: Mapping[str, Table]) -> None:
         """Store the tables of the rows of a day or an hour that did not wait; inside a transaction."""
@@ -188,6 +193,11 @@ class Log:
                 return entry.seq
             previous = self._hash(*entry)
         return None
+
+    def problems(self) -> list[str]:
+        """Return what SQLite finds wrong with the file."""
+        said = [text for (text,) in self.db.execute("pragma integrity_check")]
+        return [] if said == ["ok"] else said
 
     def close(self) -> None:
         """Close the database."""

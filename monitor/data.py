@@ -1,0 +1,120 @@
+"""Final day tables out of an agent as NDJSON, and the sum of what several agents wrote."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from monitor import timeline
+from monitor.core.days import Key, iso, month_of
+from monitor.core.events import DAY, VERDICTS
+from monitor.core.readings import LabelRule
+from monitor.core.tables import EMPTY, GRID, Table, from_dict, to_dict, total
+from monitor.watched import Watched, summary
+
+FORMAT = 1
+"""Version of the lines."""
+
+
+def export(watched: Iterable[Watched]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of one closed day after the other: one per slice, with the counts and how outcomes are read.
+
+    A line holds `format`, `grid`, `model`, `version`, `day`, `slice`, `labels` (horizon and corrections in ms, and by verdict
+    what no label means) and the table as `tables.to_dict` writes it.
+    """
+    for w in watched:
+        labels = {
+            "horizon": w.horizon[0],
+            "corrections": w.horizon[1],
+            "verdicts": {v: "never" if r.never else r.missing for v, r in zip(VERDICTS, w.model.labels.rules, strict=True)},
+        }
+        for day in sorted(d for v, d in w.store.closed if v == w.code):
+            if (w.code, day) not in w.store.closed:
+                continue  # it was too old for the tick that came between
+            head = {"format": FORMAT, "grid": GRID, "model": w.model.name, "version": w.version, "day": iso(day * DAY)[:10]}
+            tables = w.store.log.day(w.code, day)
+            yield [{**head, "slice": name, "labels": labels, **to_dict(t)} for name, t in tables.items()]
+
+
+class Part(NamedTuple):
+    """What a file held of a slice: days of versions, and rows."""
+
+    path: Path
+    days: int
+    rows: int
+
+
+class Merged:
+    """Sums of the tables of one slice by (model, version) and day; `parts` says what each file gave.
+
+    Raises ValueError with file and line for what cannot be added: another format or grid, outcomes read otherwise, or a slice
+    that an agent has not because it cut the segment into others.
+    """
+
+    def __init__(self, paths: Sequence[Path], of: str = "all") -> None:
+        self.slice = of
+        self.days: dict[tuple[str, str], dict[int, Table]] = {}
+        self.labels: dict[str, tuple[dict[str, Any], tuple[LabelRule, ...], Path]] = {}
+        self._cut: dict[tuple[str, str], tuple[set[str], Path]] = {}
+        self.parts = [self._add(path) for path in paths]
+
+    def _add(self, path: Path) -> Part:
+        n = rows = 0
+        cut: dict[tuple[str, str], set[str]] = {}
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    line = json.loads(text)
+                    table = self._line(path, line)
+                except (LookupError, TypeError, AttributeError, OverflowError, json.JSONDecodeError) as e:
+                    raise ValueError(f"{path}: line {number}: not written by `scorewatch export data` ({e!r})") from None
+                except ValueError as e:
+                    raise ValueError(f"{path}: line {number}: {e}") from None
+                n, rows = n + (table is not EMPTY), rows + table.n
+                if line["slice"].partition("=")[0] == self.slice.partition("=")[0]:
+                    cut.setdefault((line["model"], line["version"]), set()).add(line["slice"])
+        if not n:
+            raise ValueError(f"{path}: has no day of slice {self.slice}")
+        for version, names in cut.items():
+            others, where = self._cut.setdefault(version, (names, path))
+            if names != others:
+                here, there = (", ".join(sorted(some)) for some in (names, others))
+                raise ValueError(f"{path}: {' '.join(version)} has slices {here}, in {where} {there}; they cannot be added")
+        return Part(path, n, rows)
+
+    def _line(self, path: Path, line: dict[str, Any]) -> Table:
+        """Add a line and return its table; that of another slice is empty."""
+        for name, ours in (("format", FORMAT), ("grid", GRID)):
+            if line[name] != ours:
+                raise ValueError(
+                    f"{name} {line[name]!r}, this version reads {ours}; export it with the same version of Scorewatch"
+                )
+        verdicts = line["labels"]["verdicts"]
+        given = (verdicts[v] for v in VERDICTS)
+        rules = tuple(LabelRule("unknown", never=True) if v == "never" else LabelRule(v) for v in given)
+        said, _, where = self.labels.setdefault(line["model"], (line["labels"], rules, path))
+        if said != line["labels"]:
+            raise ValueError(f"labels of {line['model']} are {line['labels']}, in {where} {said}; they cannot be added")
+        if line["slice"] != self.slice:
+            return EMPTY
+        day = int(np.datetime64(line["day"], "D").astype(np.int64))
+        days = self.days.setdefault((line["model"], line["version"]), {})
+        table = from_dict(line)
+        days[day] = days.get(day, EMPTY) + table
+        return table
+
+    def items(self, by: str) -> Iterator[dict[str, Any]]:
+        """Yield the timeline items of every month or day (`by`): the mature estimates, by version.
+
+        Frozen bins are an agent's own, so there is no `ece` but `ece_width10`.
+        """
+        for (model, version), days in sorted(self.days.items()):
+            groups: dict[str, list[int]] = {}
+            for day in sorted(days):
+                groups.setdefault(month_of(day) if by == "month" else iso(day * DAY)[:10], []).append(day)
+            for name, some in groups.items():
+                table = total([days[d] for d in some])
+                made = summary(table, self.labels[model][1], Key(model, version, self.slice, some[-1]), name, None)
+                yield timeline.estimates(by, name, (model, version), made) | {"slice": self.slice, "rows": table.n}
