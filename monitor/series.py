@@ -70,7 +70,9 @@ SERIES: dict[str, Series] = {
     "scorewatch_never_labelled": Series("gauge", _VERSION, "Predictions of the last 28 mature days without a label."),
     "scorewatch_matured": Series("gauge", _VERSION, "Predictions of the last 28 mature days."),
     "scorewatch_label_coverage": Series(
-        "gauge", _VERSION, "Share of the expected labels of the last 28 mature days that came; label_prob says what is expected."
+        "gauge",
+        _VERSION,
+        "Share of the expected labels of the last 28 mature days that came: by label_prob, of rows whose missing is unknown.",
     ),
     "scorewatch_label_completeness": Series(
         "gauge", _VERSION, "Share of the labels of waiting predictions that are in, of those that come by the horizon."

@@ -481,7 +481,7 @@ class Watched:
             tuple(sorted(self.days)),
             sum(t.n for t in mature),
             sum(t.n - t.labelled - t.out for t in mature),
-            readings.coverage(total(mature)),
+            readings.coverage(total(mature), self.model.labels.rules),
             ahead.completeness,
             ahead.suggested,
             policy,

@@ -196,9 +196,14 @@ def _with_losses(reading: Reading) -> Reading:
     return replace(reading, losses=(float(brier), float(log_loss)), clipped=float(reading.n[(p < TINY) | (q < TINY)].sum()))
 
 
-def coverage(table: Table) -> float | None:
-    """Return the share of the labels to be expected that came, above 1 when more did; None without rows that wait."""
-    weights = weights_of(table)
+def coverage(table: Table, rules: tuple[LabelRule, ...]) -> float | None:
+    """Return the share of the labels to be expected that came, above 1 when more did; None where none is expected.
+
+    Only a row that waits and whose missing label means nothing must get one: where `missing` is negative most labels never
+    come, and a prevented outcome has none.
+    """
+    asked = np.array([r.missing == "unknown" and not r.never for r in rules])[table.cells["verdict"]]
+    weights = weights_of(table)[asked]
     expected = float(weights["expected"].sum())
     return float(weights["covered"].sum()) / expected if expected else None
 

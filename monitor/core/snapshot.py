@@ -18,7 +18,7 @@ class Version:
 
     Times are ms since 1970. `waiting` days are not mature yet; `known` of their rows have a label already, which is the share
     `completeness` of the labels that come by the horizon. `coverage` is the share of the labels of the last 28 mature days
-    that came of those to be expected. Both are None where they cannot be told. `following`
+    that came of those to be expected (`readings.coverage`). Both are None where they cannot be told. `following`
     counts the rows of the last 24 hours by the policy they named (empty text: none). `scores` is a histogram since the
     start: cumulative counts by upper bound, and the sum.
     """

@@ -10,7 +10,7 @@ from sklearn.metrics import brier_score_loss
 from sklearn.metrics import log_loss as sk_log_loss
 
 from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS
-from monitor.core.readings import LabelRule, baseline, known, mature, scored
+from monitor.core.readings import LabelRule, baseline, coverage, known, mature, scored
 from monitor.core.tables import EMPTY, PASSED_OVER, PICKED, not_waiting, weights_of
 
 NEGATIVE = (LabelRule("negative"),) * 6
@@ -164,6 +164,18 @@ def test_coverage_is_of_expected_labels(table, looked, flagged, reason):
     y = np.where(seen, 0, np.where(flags, 1, -1))
     r = mature(table(np.full(n, 0.2), y, verdicts=np.where(passed, PASS, FLAG), label_prob=np.where(passed, 0.1, 0.0)), UNKNOWN)
     assert (r.reason, r.flagged_reason) == (reason, "")
+
+
+def test_coverage_asks_only_where_a_missing_label_means_nothing(table):
+    """No label is missed where none means negative or where the outcome is prevented; without expected labels nothing is said."""
+    t = table(np.linspace(0.05, 0.95, 10), [*NOTHING, *SOME], 0.5)
+    assert coverage(t, UNKNOWN) == pytest.approx(0.3)
+    assert coverage(t, _with((PASS, LabelRule("negative")))) == pytest.approx(0.6)
+    assert coverage(t, _with((PASS, LabelRule("unknown", never=True)))) == pytest.approx(0.6)
+    assert coverage(t, NEGATIVE) is None
+    assert coverage(EMPTY, UNKNOWN) is None
+    some = table(np.full(10, 0.2), [1, 1, *[-1] * 8], verdicts=[PASS] * 10, label_prob=np.full(10, 0.5))
+    assert coverage(some, UNKNOWN) == pytest.approx(0.4, rel=1e-3)
 
 
 @pytest.mark.parametrize(("looked", "reason"), [(70, ""), (67, "unidentified")])
