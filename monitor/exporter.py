@@ -72,6 +72,7 @@ class Exporter(Collector):
         if s.at is not None:
             f.put("scorewatch_last_tick_timestamp_seconds", s.at / 1000)
         f.put("scorewatch_tick_interval_seconds", self.interval)
+        f.put("scorewatch_store_failing", float(bool(s.problem)))
         roles = {(v.model, v.version): v.role for v in s.versions}
         for (name, labels), value in (self.zeros | dict(s.counters)).items():
             given = dict(labels)

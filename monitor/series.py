@@ -124,6 +124,7 @@ SERIES: dict[str, Series] = {
     "scorewatch_tick_duration_seconds": Series("gauge", (), "How long the last tick took."),
     "scorewatch_store_rows": Series("gauge", (), "Predictions in the store, waiting or kept for corrections."),
     "scorewatch_store_rows_limit": Series("gauge", (), "Predictions that may be in the store (waiting.rows)."),
+    "scorewatch_store_failing": Series("gauge", (), "1 while the state directory cannot be written, else 0."),
     "scorewatch_store_failures_total": Series("counter", (), "Commits that failed; nothing of them was acknowledged."),
     "scorewatch_source_failures_total": Series("counter", ("source",), "Reads of a source that failed; they are tried again."),
     "scorewatch_action_failures_total": Series("counter", ("action",), "Actions and policy files that failed."),

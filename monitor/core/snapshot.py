@@ -50,7 +50,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from."""
+    """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from.
+
+    `problem` says why the state directory cannot be written, for a person; it is empty when it can.
+    """
 
     at: int | None
     versions: tuple[Version, ...] = ()
@@ -59,3 +62,4 @@ class Snapshot:
     alerts: tuple[Alert, ...] = ()
     counters: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = field(default_factory=dict)
     closed: tuple[tuple[str, str, int], ...] = ()
+    problem: str = ""
