@@ -1,15 +1,19 @@
 # Two commands do everything: `make demo` (shows the product) and `make test` (checks and tests it).
+# `make kills` is the long form of the tests that kill the agent, some minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format dashboards clean
+.PHONY: demo test kills check format dashboards clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/scorewatch demo $(ARGS)
 
 test: check
 	@$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
+
+kills: $(VENV)/.installed-dev
+	@SCOREWATCH_LONG=1 $(BIN)/pytest -q -n 2 $(ARGS) tests/kill
 
 check: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/pytest -q tests/test_purity.py

@@ -1,0 +1,43 @@
+"""A store that is killed, or loses power, at any step ends as if nothing had happened."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kill import points
+from kill.stores import check, stream
+
+LONG = "SCOREWATCH_LONG" in os.environ
+SEEDS, OPERATIONS, KILLS = (range(1, 5), 600, 100) if LONG else (range(1, 3), 120, 20)
+
+
+def live(folder, seed, power, broken=""):
+    """Let a store die again and again over the stream of a seed, and end it; return the end of the process."""
+    given = map(str, (folder, seed, OPERATIONS, KILLS, int(power), broken))
+    command = [sys.executable, "-m", "kill.stores", *given]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "without power"])
+def test_store_survives(folder, power):
+    """A store that dies at its statements, writes, flushes and deletions ends as the oracle: rows, labels, days, journal."""
+    for seed in SEEDS:
+        done = live(folder / str(seed), seed, power)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["kills"] == KILLS
+        check(folder / str(seed), stream(seed, OPERATIONS))
+    if LONG:
+        passed, hit = points.steps(folder / "points")
+        assert passed.keys() == hit.keys()
+
+
+@pytest.mark.parametrize(("broken", "power"), [("late_flush", True), ("rows_first", False)])
+def test_mistakes_are_found(folder, broken, power):
+    """A tail that is committed before its rows are flushed, and rows that go before their table is stored, are found."""
+    assert live(folder / "state", 1, power, broken).stderr == ""
+    with pytest.raises(AssertionError):
+        check(folder / "state", stream(1, OPERATIONS))
