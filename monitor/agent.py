@@ -84,6 +84,7 @@ class Agent:
         self.counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.timeline: deque[dict[str, Any]] = deque(maxlen=TIMELINE)
         self.told = 0
+        self.problem = ""
         self.timeline_days = False
         self.newest_label: dict[str, int] = {}
         self.opened = (-1, -1)
@@ -249,7 +250,7 @@ class Agent:
         """Return the predictions that may be stored, with their verdicts, and note why others may not."""
         if p is None:
             return None
-        p = _in_time(p, bad)
+        p = _reject(p, p.ts > self.latest(), bad, "future")
         if len(p) and (refused := self.store.full_versions(p.version.used())):
             p = _reject(p, np.array([n in refused for n in p.version.names])[p.version.codes], bad, "too_many_versions")
         if len(p) and self.clock.now is not None:
@@ -267,7 +268,7 @@ class Agent:
         return until
 
     def _admit_labels(self, labels: Labels | None, bad: list[Rejection]) -> Labels | None:
-        labels = None if labels is None else _in_time(labels, bad)
+        labels = None if labels is None else _reject(labels, labels.ts > self.latest(), bad, "future")
         return labels if labels is not None and len(labels) else None
 
     def _arrived(self, p: Predictions, fresh: NDArray[np.bool_]) -> None:
@@ -349,6 +350,7 @@ class Agent:
         self._note_timeline(now, closing, entries)
         for w in self.watched.values():
             w.prune(now)
+            w.keep_baseline()
         self.counters["scorewatch_tick_duration_seconds", ()] = time.perf_counter() - begun
 
     def publish(self) -> None:
@@ -370,7 +372,12 @@ class Agent:
             self.counters["scorewatch_label_corrections_total", (("reason", change),)] = n
         for name, ts in self.newest_label.items():
             self.counters["scorewatch_last_label_timestamp_seconds", (("model", name),)] = ts / 1000
-        self.snapshot = replace(self.snapshot, counters=dict(self.counters))
+        self.show()
+
+    def show(self) -> None:
+        """Render the snapshot with the present counters and what is wrong with the state directory, if anything is."""
+        problem = self.problem or next((w.problem for w in self.watched.values() if w.problem), "")
+        self.snapshot = replace(self.snapshot, counters=dict(self.counters), problem=problem)
         self.exporter.render(self.snapshot)
 
     def _names(self) -> list[tuple[str, str]]:
@@ -625,6 +632,10 @@ class Agent:
         newest = max((w.seen for w in self.watched.values()), default=0)
         return max(newest, self.clock.now or 0) or wall()
 
+    def latest(self) -> int:
+        """Return the latest time an event may have: five minutes ahead of the machine's clock, as far as that is believed."""
+        return (self.clock.now if isinstance(self.clock, WallClock) else wall()) + FUTURE
+
     def _only_version(self, name: str) -> str:
         mine = [w for w in self.watched.values() if w.model.name == name and w.role == "live"]
         live = [w.version for w in mine if self.clock.last is None or w.active(self.clock.last)] or [w.version for w in mine]
@@ -727,11 +738,6 @@ def _paired(columns: C | None, other: _Other, admitted: _Other) -> C | None:
     lost = np.isin(columns.index, other.index) & ~np.isin(columns.index, kept)
     columns = columns.take(~lost) if lost.any() else columns
     return columns if len(columns) else None
-
-
-def _in_time(columns: C, bad: list[Rejection]) -> C:
-    """Return the events that are at most five minutes ahead of the machine's clock."""
-    return _reject(columns, columns.ts > wall() + FUTURE, bad, "future")
 
 
 def _alert_body(a: Alert) -> dict[str, Any]:

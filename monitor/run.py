@@ -34,15 +34,19 @@ log = logging.getLogger("scorewatch")
 
 _GROUP = 64
 _REFRESH = 1.0
+_RETRY = 0.5
+_CALM = 2.0
+"""So many seconds after a failure the store counts as failing: one that fails and recovers by turns must not flicker."""
 
 
 @dataclass(slots=True)
 class Job:
-    """What waits for the store's thread: a batch with its future, or a call."""
+    """What waits for the store's thread: a batch with its future, or a call; not `store` is one that memory can answer."""
 
     future: "Future[Any]"
     batch: Batch | None = None
     call: Callable[[], Any] | None = None
+    store: bool = True
 
 
 class Inbox:
@@ -164,7 +168,8 @@ class Loop:
         self.due = threading.Event()
         self._ticked = time.monotonic()
         self._published = 0.0
-        self._failed = False
+        self.failed = False
+        self._again = self._calm = 0.0
         self._newest_http = 0
 
     def _rewind(self) -> None:
@@ -202,9 +207,12 @@ class Loop:
 
     def _round(self) -> bool:
         """Do what there is to do; return whether there was nothing."""
-        if self._failed:
+        if self.failed and time.monotonic() >= self._again:
             self._try_reopen()
-        idle = self._failed or self.stopping.is_set() or not self.feed()
+        if self.agent.problem and not self.failed and time.monotonic() >= self._calm:
+            self.agent.problem = ""
+            self.publish()
+        idle = self.failed or self.stopping.is_set() or not self.feed()
         jobs = self.inbox.take(0.2 if idle else 0.0)
         self.work(jobs)
         # The timer counts by the machine's time, which can be set back; ticks must not wait for it to catch up.
@@ -212,7 +220,8 @@ class Loop:
             self.due.clear()
             self._ticked = time.monotonic()
             self.tick()
-        if not self._published or (self._events and time.monotonic() - self._published > _REFRESH):
+        old = not self._published or (self._events and time.monotonic() - self._published > _REFRESH)
+        if old and not self.failed:
             self.publish()
         return idle and not jobs
 
@@ -228,8 +237,8 @@ class Loop:
                 n = next((i for i, j in enumerate(jobs) if j.batch is None), len(jobs))
             group, jobs = jobs[:n], jobs[n:]
             try:
-                if self._failed:
-                    raise http.Failed("the store failed and is being opened again")
+                if self.failed and group[0].store:
+                    raise http.Failed(self.agent.problem)
                 if group[0].batch is None:
                     call = group[0].call
                     assert call is not None
@@ -258,25 +267,40 @@ class Loop:
         """After a failed commit nothing in memory is trusted: the state is read from the disk again."""
         log.error("store: %s", e)
         self.agent.add("scorewatch_store_failures_total", 1)
-        self._failed = True
+        self.failed = True
+        self._say(e)
+
+    def _say(self, e: Exception) -> None:
+        """Show what is wrong; until the store works again what needs it is refused, and what is known is answered."""
+        said = e.strerror if isinstance(e, OSError) and e.strerror else e
+        self.agent.problem = f"the store failed ({said}); it is opened again as soon as it can be written"
+        self._calm = time.monotonic() + _CALM
+        with contextlib.suppress(Exception):
+            self.agent.show()
 
     def _try_reopen(self) -> None:
         old = self.agent
+        with contextlib.suppress(Exception):
+            old.store.abandon()
         try:
-            with contextlib.suppress(Exception):
-                old.store.log.close()
-                old.store.ring.close()
             fresh = self._reopen()
-            # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
-            fresh.counters, fresh.timeline, fresh.told, fresh.exporter = old.counters, old.timeline, old.told, old.exporter
-            self.agent = fresh
-            self._rewind()
-            self._failed = False
+            try:
+                with fresh.store.log.transaction():  # what can be read need not be writable
+                    fresh.store.log.set_meta({"reopened": wall()})
+            except BaseException:
+                fresh.store.abandon()
+                raise
         except Exception as e:
             log.error("store: %s", e)
-            with contextlib.suppress(Exception):
-                old.exporter.render(replace(old.snapshot, counters=dict(old.counters)))
-            time.sleep(0.5)
+            self._again = time.monotonic() + _RETRY
+            self._say(e)
+            return
+        # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
+        fresh.counters, fresh.timeline, fresh.told, fresh.exporter = old.counters, old.timeline, old.told, old.exporter
+        fresh.snapshot, fresh.problem = old.snapshot, old.problem
+        self.agent = fresh
+        self._rewind()
+        self.failed = False
 
     # Time.
 
@@ -410,7 +434,7 @@ class Loop:
 
     def tick(self) -> None:
         """Make a tick of the wall clock."""
-        if self._failed:
+        if self.failed:
             return
         try:
             now = self.agent.clock.last = self.agent.now()
@@ -465,9 +489,8 @@ class Running:
 
     def refused(self, reason: str) -> None:
         """Count a request of which nothing was taken."""
-        self.loop.inbox.put(
-            Job(Future(), call=lambda: self.loop.agent.add("scorewatch_requests_refused_total", 1, source="http", reason=reason))
-        )
+        name, labels = "scorewatch_requests_refused_total", {"source": "http", "reason": reason}
+        self.loop.inbox.put(Job(Future(), call=lambda: self.loop.agent.add(name, 1, **labels), store=False))
 
     async def fresh(self) -> Snapshot:
         """Return a snapshot of the last tick with the present counters, made now when there is none."""
@@ -476,7 +499,9 @@ class Running:
 
     def _fresh(self) -> Snapshot:
         agent = self.loop.agent
-        if agent.snapshot.at != agent.clock.last or agent.snapshot.counters != agent.counters:
+        if self.loop.failed:
+            agent.show()
+        elif agent.snapshot.at != agent.clock.last or agent.snapshot.counters != agent.counters:
             self.loop.publish()
         return agent.snapshot
 
@@ -490,7 +515,7 @@ class Running:
 
     async def ask(self, command: str, **given: Any) -> Any:
         """Run a command in the store's thread."""
-        job = Job(Future(), call=lambda: getattr(self, f"_{command}")(**given))
+        job = Job(Future(), call=lambda: getattr(self, f"_{command}")(**given), store=command not in ("fresh", "policy"))
         self.loop.inbox.put(job)
         return await asyncio.wrap_future(job.future)
 

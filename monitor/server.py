@@ -297,6 +297,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
         where.setdefault(e.window or e.basis, {})[e.metric] = number(e)
     return {
         "at": None if s.at is None else iso(s.at),
+        "problem": s.problem or None,
         "versions": [
             {
                 "model": v.model,

@@ -102,7 +102,8 @@ class Watched:
 
     `hours` holds a table per slice for each of the last hours, `following` how often each policy was named in them, `days`
     the tables of the last 28 mature days by slice, `open` those of the slice `all` of days that are not mature, `seen` when
-    its last event came. `stale` hours are counted anew.
+    its last event came. `stale` hours are counted anew. `unwritten` is an observed baseline that could not be written yet,
+    and `problem` why.
     """
 
     store: Store
@@ -124,6 +125,8 @@ class Watched:
     seen: int = 0
     stale: bool = True
     open_months: set[str] = field(default_factory=set)
+    unwritten: str = ""
+    problem: str = ""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -318,8 +321,21 @@ class Watched:
         pieces = partial(self.store.pieces_of, self.code)
         made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance)
         made = replace(made, checksum=baseline_checksum(made))
-        write_whole(self._observed_path, baselines.to_json(made))
+        self.unwritten = baselines.to_json(made)
+        self.keep_baseline()
         self._use(made)
+
+    def keep_baseline(self) -> None:
+        """Write the observed baseline that is not written yet; what fails is tried again at the next tick."""
+        if not self.unwritten:
+            return
+        try:
+            write_whole(self._observed_path, self.unwritten)
+            self.unwritten = self.problem = ""
+        except OSError as e:
+            if not self.problem:
+                log.error("%s: %s; it is tried again at every tick", self._observed_path, e.strerror)
+            self.problem = f"{self._observed_path}: {e.strerror}; it is tried again at every tick"
 
     def prune(self, now: int) -> None:
         """Forget hours and days that no window reaches any more."""

@@ -47,8 +47,8 @@ def shared():
 class Agent:
     """`scorewatch run` in a folder of its own, talked to over HTTP."""
 
-    def __init__(self, folder, config=CONFIG):
-        self.folder, self.config = folder, folder / "config.yaml"
+    def __init__(self, folder, config=CONFIG, prefix=()):
+        self.folder, self.config, self.prefix = folder, folder / "config.yaml", prefix
         self.config.write_text(config)
         self.log = folder / "log.txt"
         self.process = None
@@ -57,7 +57,7 @@ class Agent:
         """Start the process and wait until it listens."""
         with self.log.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "monitor", "run", "--config", str(self.config)],
+                [*self.prefix, sys.executable, "-m", "monitor", "run", "--config", str(self.config)],
                 stdout=subprocess.PIPE,
                 stderr=err,
                 text=True,
@@ -123,9 +123,9 @@ def agents(root):
     """Give a function that starts agents; at the end each must have stopped cleanly, with no traceback in its log."""
     started = []
 
-    def start(config=CONFIG, folder="agent"):
+    def start(config=CONFIG, folder="agent", prefix=()):
         (root / folder).mkdir(exist_ok=True)
-        started.append(Agent(root / folder, config).start())
+        started.append(Agent(root / folder, config, prefix).start())
         return started[-1]
 
     yield start

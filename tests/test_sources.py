@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_read_stops_nothing_else(tmp_path, loop, broken):
     path.write_bytes(gzip.compress(whole) if broken == "gzip" else whole)
     drain(one)
     assert stored(one) == 31
-    assert not one._failed
+    assert not one.failed
 
 
 def test_a_stray_quote_costs_one_line(tmp_path, loop):
@@ -198,7 +198,7 @@ def test_an_unforeseen_error_in_a_tick_is_recovered_from(tmp_path, loop, monkeyp
     thread.join()
     assert one.agent is not before
     one.stopping.clear()
-    one._failed = False
+    one.failed = False
     one.due.set()
     one._round()
     assert one.agent.snapshot.versions[0].waiting == 5

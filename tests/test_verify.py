@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from test_agent import CONFIG, DAY0, Program, program
 
 from monitor import cli, verify
 from monitor.core.days import iso
 from monitor.core.events import DAY, HOUR
 from monitor.core.tables import EMPTY
 from monitor.store import Store
+from test_agent import CONFIG, DAY0, Program, program
 
 __all__ = ["program"]
 

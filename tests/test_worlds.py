@@ -5,7 +5,6 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from worlds import CORRECTIONS, HORIZON, PREVALENCE, THRESHOLD, WORLDS, generate
 
 from monitor.core.days import Key, newest_mature
 from monitor.core.delays import Completeness, delay_curves
@@ -13,6 +12,7 @@ from monitor.core.events import BLOCK, DAY, PASS, prob_of
 from monitor.core.metrics import measure
 from monitor.core.readings import complete_enough, known, mature, nowcast
 from monitor.core.tables import PICKED
+from worlds import CORRECTIONS, HORIZON, PREVALENCE, THRESHOLD, WORLDS, generate
 
 RUNS = 200
 DAYS = 88  # at the end of the last one, 28 are mature and 60 are not

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -137,8 +138,11 @@ class Store:
         self.log = Log(folder / "log.db", durable)
         try:
             self._open(hash_name, max_rows)
-        except BaseException:
+        except BaseException as e:
             self.log.close()
+            if isinstance(e, OSError | sqlite3.Error):
+                said = e.strerror if isinstance(e, OSError) else e
+                raise StateError(f"{folder}: {said}; make room there or choose another `state`") from None
             raise
 
     def _open(self, hash_name: str, max_rows: int) -> None:
@@ -739,12 +743,16 @@ class Store:
         """Return a path below the state directory; any text is safe as a part."""
         return self.folder.joinpath(*map(safe_name, parts))
 
+    def abandon(self) -> None:
+        """Close all files without a checkpoint, after something failed: what was committed is there when it is opened anew."""
+        self.log.close()  # first: while it is open nobody can open the directory anew
+        self.ring.close()
+        self.passing.close()
+
     def close(self) -> None:
         """Checkpoint and close all files."""
         self.checkpoint()
-        self.ring.close()
-        self.passing.close()
-        self.log.close()
+        self.abandon()
 
 
 def _days_of(keys: Ints) -> set[tuple[int, int]]:

@@ -55,7 +55,7 @@ class Log:
                 raise StateError(
                     f"{path.parent}: another process uses this state directory; stop it or choose another `state`"
                 ) from None
-            raise StateError(f"{path}: {e}") from None
+            raise StateError(f"{path}: {e}; make room there, make it writable, or choose another `state`") from None
         except sqlite3.DatabaseError as e:
             self.db.close()
             raise StateError(f"{path}: not a log of Scorewatch ({e}); move it away or choose another `state`") from None

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from stores import T0, append, close, crash, labels, outcomes, predictions
 
 from monitor.core.events import DAY, HOUR, prob_code
 from monitor.core.tables import NAMED, NO_AUDIT, PASSED_OVER, PICKED, not_waiting, tables
 from monitor.store import HELD, NEWS, NOT_SAMPLED, OLD_NEWS, TOO_OLD, UNKNOWN, UNLIKE, Drawn, Store, early, passing
+from stores import T0, append, close, crash, labels, outcomes, predictions
 
 
 @pytest.fixture
