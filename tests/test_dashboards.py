@@ -54,9 +54,8 @@ def test_the_dashboard_cannot_be_edited_and_has_a_fixed_uid():
     """It is provisioned: fixed uid, not editable, its links in the rules lead to it."""
     assert (BOARD["uid"], BOARD["editable"], BOARD.get("id")) == ("scorewatch-model", False, None)
     rules = (ROOT / "deploy" / "prometheus" / "rules.yml").read_text()
-    (link,) = re.findall(r"dashboard_url: \S+/d/([\w-]+)\?(.*)$", rules, re.MULTILINE)
-    assert link[0] == BOARD["uid"]
-    assert re.findall(r"var-(\w+)=", link[1]) == ["model", "version"]
+    links = re.findall(r"dashboard_url: \S+/d/([\w-]+)\?(.*)$", rules, re.MULTILINE)
+    assert {(uid, *re.findall(r"var-(\w+)=", query)) for uid, query in links} == {(BOARD["uid"], "model", "version")}
 
 
 def test_the_variables_are_the_data_source_the_model_and_its_version():

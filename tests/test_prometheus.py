@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.core import baseline as baselines
 from monitor.core.metrics import METRICS
+from monitor.core.reasons import REJECTED
 from monitor.core.tables import LABEL, ROW
 from monitor.series import NOWCAST, SERIES
 
@@ -340,6 +341,7 @@ def test_every_expression_of_the_rules_parses_and_reads_series_of_the_contract()
         promql_parser.parse(rule["expr"])
         used = set(re.findall(r"scorewatch_\w+", rule["expr"] + " " + rule["annotations"]["description"]))
         assert used <= SERIES.keys()
+        assert set(re.findall(r"reason!?=[\"'](\w+)", rule["expr"] + rule["annotations"]["description"])) <= REJECTED.keys()
         for label in re.findall(r"\$labels\.(\w+)", "".join(rule["annotations"].values())):
             assert label in {"job", "instance"} | set(chain.from_iterable(SERIES[name].labels for name in used))
 
@@ -463,6 +465,11 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         "ScorewatchDown": ("ok", "", "inactive"),
         "ScorewatchTickStale": ("ok", "", "inactive"),
         "ScorewatchEventsRejected": ("ok", "", "inactive"),
+        "ScorewatchStoreFailing": ("ok", "", "inactive"),
+        "ScorewatchWaitingOverflow": ("ok", "", "inactive"),
+        "ScorewatchLabelsDropped": ("ok", "", "inactive"),
+        "ScorewatchLabelsLate": ("ok", "", "inactive"),
+        "ScorewatchLabelsMissing": ("ok", "", "inactive"),
     }
     (alert,) = prometheus.ask("alerts")["alerts"]
     assert alert["labels"] == {
@@ -493,8 +500,14 @@ def test_every_alert_condition_has_what_it_compares(stream, prometheus):
     left = "time() - scorewatch_last_tick_timestamp_seconds - 10 * scorewatch_tick_interval_seconds"
     (age,) = prometheus.query(left)
     assert age["metric"] == {"job": "scorewatch", "instance": urllib.parse.urlsplit(stream.wall.metrics_url).netloc}
-    share = "sum without (reason) (increase(scorewatch_events_rejected_total[1h])) / sum without (reason) "
+    share = 'sum without (reason) (increase(scorewatch_events_rejected_total{reason!="not_sampled"}[1h])) / sum without (reason) '
     assert prometheus.wait(lambda: len(prometheus.query(share + "(increase(scorewatch_events_total[1h]))")) == 2)
+    dropped = (
+        'sum without (reason) (increase(scorewatch_labels_dropped_total{reason!="not_sampled"}[1h])) and sum without (source) '
+    )
+    assert prometheus.wait(lambda: len(prometheus.query(dropped + "(increase(scorewatch_events_accepted_total[1h]))")) == 2)
+    (missing,) = prometheus.query("scorewatch_label_coverage > 0.9 and scorewatch_matured >= 100")
+    assert (missing["metric"]["model"], missing["metric"]["version"]) == ("m", "v1")
     assert [s["value"][1] for s in prometheus.query('up{job="scorewatch"}')] == ["1", "1"]
 
 
