@@ -16,8 +16,10 @@ SOURCE = cm.DataSourceRef(type_val="prometheus", uid="${datasource}")
 VERSION = 'model="$model", version="$version"'
 MATURE = f'{VERSION}, slice="all", window="28d"'
 DAY = f'{VERSION}, slice="all", window="24h"'
+NOWCAST = f'{VERSION}, slice="all", window="waiting"'
 PROMISE = f'{VERSION}, slice="all"'
 WAITING = "waiting for labels"
+NOT_MATURE = "The nowcast is no measurement: it says what days that are not mature will show, from the labels they have so far."
 
 INTERVAL_LINES = [
     dm.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [4, 4]}),
@@ -27,6 +29,7 @@ PROMISE_LINE = [
     dm.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": "green"}),
     dm.DynamicConfigValue("custom.lineStyle", {"fill": "dot", "dash": [1, 6]}),
 ]
+NOWCAST_LINE = [dm.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": "orange"})]
 
 
 def query(expr: str, legend: str = "", instant: bool = False, form: PromQueryFormat | None = None) -> prometheus.Dataquery:
@@ -37,7 +40,7 @@ def query(expr: str, legend: str = "", instant: bool = False, form: PromQueryFor
 
 
 def lines(title: str, description: str, unit: str, *queries: tuple[str, str], empty: str = WAITING) -> timeseries.Panel:
-    """Return a panel of lines over time: dashed for the ends of an interval, dotted green for what validation promised."""
+    """Return a panel of lines over time: dashed for the ends of an interval, dotted green for a promise, orange for a nowcast."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -49,6 +52,7 @@ def lines(title: str, description: str, unit: str, *queries: tuple[str, str], em
         .tooltip(common.VizTooltipOptions().mode(cm.TooltipDisplayMode.MULTI))
         .override_by_regexp("/ (low|high)$/", INTERVAL_LINES)
         .override_by_regexp("/^promised/", PROMISE_LINE)
+        .override_by_regexp("/^nowcast/", NOWCAST_LINE)
         .height(8)
         .span(12)
     )
@@ -61,6 +65,11 @@ def estimate(name: str, legend: str, where: str = MATURE) -> tuple[tuple[str, st
     """Return the queries of an estimate and its interval."""
     ends = (("", ""), ("_low", " low"), ("_high", " high"))
     return tuple((f"scorewatch_{name}{end}{{{where}}}", legend + text) for end, text in ends)
+
+
+def nowcast(name: str) -> tuple[tuple[str, str], ...]:
+    """Return the queries of what is expected of days that are not mature, and its interval."""
+    return estimate(f"nowcast_{name}", "nowcast, not mature", NOWCAST)
 
 
 def promised(name: str) -> tuple[str, str]:
@@ -264,16 +273,20 @@ def model() -> dashboard.Dashboard:
     )
     recall = lines(
         "Recall",
-        "Share of the positives that were flagged, 28 mature days; promised: by validation under the current threshold.",
+        "Share of the positives that were flagged, 28 mature days; promised: by validation under the current threshold. "
+        + NOT_MATURE,
         "percentunit",
         *estimate("recall", "recall"),
+        *nowcast("recall"),
         promised("recall"),
     )
     precision = lines(
         "Precision",
-        "Share of the flagged that were positive, 28 mature days; promised: by validation under the current threshold.",
+        "Share of the flagged that were positive, 28 mature days; promised: by validation under the current threshold. "
+        + NOT_MATURE,
         "percentunit",
         *estimate("precision", "precision"),
+        *nowcast("precision"),
         promised("precision"),
     )
     roc_auc = lines(
@@ -301,6 +314,43 @@ def model() -> dashboard.Dashboard:
         (f"scorewatch_matured{{{VERSION}}}", "matured"),
         (f"scorewatch_never_labelled{{{VERSION}}}", "never labelled"),
     )
+    coming = lines(
+        "Coverage, completeness, late labels",
+        "Coverage: labels that came for the last 28 mature days, of those expected; below 80 % outcomes are not known. "
+        "Completeness: labels of waiting predictions that are in, of those that come by the horizon. "
+        "Late: labels that come after the horizon; above 2 % it is too short.",
+        "percentunit",
+        (f"scorewatch_label_coverage{{{VERSION}}}", "coverage"),
+        (f"scorewatch_label_completeness{{{VERSION}}}", "completeness"),
+        (f"scorewatch_late_labels_share{{{VERSION}}}", "late"),
+    )
+    horizon = lines(
+        "Horizon, configured and suggested",
+        "How long a day waits for its labels after it ended, and the shortest wait by which 98 % of the labels came "
+        "that come before corrections end.",
+        "s",
+        (f"scorewatch_horizon_seconds{{{VERSION}}}", "configured"),
+        (f"scorewatch_suggested_horizon_seconds{{{VERSION}}}", "suggested"),
+        empty="no events yet",
+    )
+    held = lines(
+        "Labels held and dropped",
+        "Labels of all models that came before their prediction and are held for it, and those dropped because no prediction "
+        "took them in time or the one that came did not fit.",
+        "short",
+        ("sum(scorewatch_labels_held)", "held"),
+        ("sum by (reason) (increase(scorewatch_labels_dropped_total[$__rate_interval]))", "dropped: {{reason}}"),
+        empty="no agent answers",
+    )
+    sampled = lines(
+        "Predictions that do not wait",
+        "Predictions of all models that were counted but do not wait for their label, because a sample waits. Those without "
+        "room were drawn to wait and could not; no weight makes up for them.",
+        "short",
+        ("sum(increase(scorewatch_not_waiting_total[$__rate_interval]))", "do not wait"),
+        ("sum(increase(scorewatch_waiting_overflow_total[$__rate_interval]))", "of them without room"),
+        empty="no agent answers",
+    )
     rejected = lines(
         "Rejected events by reason",
         "Events of all models that were not taken; the sender was told which and why.",
@@ -310,7 +360,7 @@ def model() -> dashboard.Dashboard:
     )
     panels = (
         *(alerts(), ece, reliability(), bias, prevalence, recall, precision, roc_auc),
-        *(flagged, histogram(), labels, rejected, unavailable()),
+        *(flagged, histogram(), labels, coming, horizon, held, sampled, rejected, unavailable()),
     )
     for panel in panels:
         made = made.with_panel(panel)

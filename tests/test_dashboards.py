@@ -19,7 +19,7 @@ TEXT = (ROOT / "grafana" / "dashboards" / "model.json").read_text()
 BOARD = json.loads(TEXT)
 PANELS = {panel["title"]: panel for panel in BOARD["panels"]}
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-UNITS = {"none", "short", "percentunit"}
+UNITS = {"none", "short", "percentunit", "s"}
 OUTCOMES = {f"scorewatch_{name}" for name, m in METRICS.items() if m.outcomes}
 
 
@@ -88,10 +88,31 @@ def test_every_panel_says_what_it_shows(title):
 
 def test_panels_that_need_labels_say_that_they_wait_for_them():
     """Where a series needs outcomes or maturity, no data means waiting for labels."""
-    needs = OUTCOMES | {n for n in SERIES if n.startswith("scorewatch_reliability_")} | {"scorewatch_never_labelled"}
+    needs = OUTCOMES | {n for n in SERIES if n.startswith("scorewatch_reliability_")}
+    needs |= {"scorewatch_never_labelled", "scorewatch_label_coverage", "scorewatch_label_completeness"}
     waiting = {t for t, p in PANELS.items() if needs & set(re.findall(r"scorewatch_\w+", " ".join(expressions(p))))}
     assert waiting == {t for t, p in PANELS.items() if p["fieldConfig"]["defaults"]["noValue"] == "waiting for labels"}
-    assert len(waiting) == 8
+    assert len(waiting) == 9
+
+
+def test_a_nowcast_is_never_taken_for_a_measurement():
+    """Nowcasts are shown beside what is mature, each line under a name that says so, in a colour of its own."""
+    found = {(t["legendFormat"], title) for title, p in PANELS.items() for t in p["targets"] if "_nowcast_" in t["expr"]}
+    names = {f"nowcast, not mature{end}" for end in ("", " low", " high")}
+    assert found == {(name, title) for name in names for title in ("Recall", "Precision")}
+    for title in ("Recall", "Precision"):
+        assert "nowcast is no measurement" in PANELS[title]["description"]
+        colours = {o["matcher"]["options"]: o["properties"][0] for o in PANELS[title]["fieldConfig"]["overrides"]}
+        assert colours["/^nowcast/"] == {"id": "color", "value": {"mode": "fixed", "fixedColor": "orange"}}
+
+
+def test_all_that_is_known_of_how_labels_come_is_shown():
+    """Every series about the coming of labels is in a panel."""
+    shown = set(re.findall(r"scorewatch_\w+", " ".join(e for p in PANELS.values() for e in expressions(p))))
+    versions = ("waiting_predictions", "known_so_far", "matured", "never_labelled", "label_coverage", "label_completeness")
+    horizons = ("horizon_seconds", "suggested_horizon_seconds", "late_labels_share")
+    agents = ("labels_held", "labels_dropped_total", "not_waiting_total", "waiting_overflow_total")
+    assert shown >= {f"scorewatch_{name}" for name in (*versions, *horizons, *agents)}
 
 
 @pytest.mark.parametrize("title", PANELS)
@@ -116,6 +137,16 @@ def test_marks_on_the_panels_are_promql_over_what_exists():
         assert set(re.findall(r"scorewatch_\w+", mark["expr"])) <= SERIES.keys()
         for alert in re.findall(r'alertname="(\w+)"', mark["expr"]):
             assert f"alert: {alert}\n" in re.sub(r" #.*", "", (ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
+
+
+def test_runbooks_speak_of_what_exists():
+    """A name in italics is that of a panel, or its beginning; series and links lead somewhere."""
+    for page in (ROOT / "docs" / "runbooks").glob("*.md"):
+        said = page.read_text()
+        for name in re.findall(r"(?<![*\w])\*([^*]+)\*(?!\*)", said):
+            assert any(title.startswith(re.sub(r"\s+", " ", name)) for title in PANELS), name
+        assert set(re.findall(r"scorewatch_\w+", said)) <= SERIES.keys()
+        assert all((page.parent / link).exists() for link in re.findall(r"\]\(([^)]+)\)", said))
 
 
 def test_panels_do_not_overlap():
