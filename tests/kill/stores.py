@@ -27,8 +27,10 @@ NAMES = tuple(("m", v) for v in "xyz")
 
 
 def small():
-    """Let files and index be small, so that they grow and are used again soon."""
-    monitor.store.FIRST_CAPACITY = 32
+    """Let files be small, so that they grow and are used again soon, and checkpoints frequent."""
+    for name, value in {"FIRST_CAPACITY": 32, "_HITS_PER_CHECKPOINT": 2_000}.items():
+        assert hasattr(monitor.store, name)
+        setattr(monitor.store, name, value)
 
 
 def oldest_kept(now):
