@@ -613,6 +613,26 @@ class Agent:
             raise PolicyError(self._unknown(name))
         return [{**pick, "ts": iso(pick["ts"])} for pick in self.store.picks(name)]
 
+    def delays(self, name: str) -> list[dict[str, Any]]:
+        """Return by version, label and verdict which horizon labels suggest, and how many come after the configured one."""
+        now = self.clock.last or 0
+        mine = [w for w in self._active(now) if w.model.name == name]
+        if not mine:
+            raise PolicyError(f"no version of model {name!r} is watched")
+        return [
+            {
+                "version": w.version,
+                "label": label,
+                "verdict": verdict,
+                "n": found.n,
+                "suggested_horizon_seconds": None if found.horizon is None else found.horizon / 1000,
+                "late_labels_share": found.late,
+                **({"reason": found.reason} if found.reason else {}),
+            }
+            for w in mine
+            for label, verdict, found in w.delays(now)
+        ]
+
     def _known(self, name: str) -> bool:
         return name in self.config.models or "*" in self.config.models
 

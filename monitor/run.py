@@ -538,8 +538,15 @@ class Running:
             raise Missing(str(e)) from None
 
     def _audit(self, name: str) -> Any:
+        return self._found(self.loop.agent.audit, name)
+
+    def _delays(self, name: str) -> Any:
+        return self._found(self.loop.agent.delays, name)
+
+    @staticmethod
+    def _found(ask: Callable[[str], Any], name: str) -> Any:
         try:
-            return self.loop.agent.audit(name)
+            return ask(name)
         except PolicyError as e:
             raise Missing(str(e)) from None
 

@@ -168,8 +168,11 @@ def api_app(api: Api) -> Starlette:
         model = request.path_params["model"]
         return json_response([{"version": v, "day": iso(d * DAY)[:10]} for m, v, d in (await api.fresh()).closed if m == model])
 
-    async def audit(request: Request) -> Response:
-        return json_response(await _ask(api, "audit", name=request.path_params["model"]))
+    def of_model(command: str) -> Callable[[Request], Awaitable[Response]]:
+        async def get(request: Request) -> Response:
+            return json_response(await _ask(api, command, name=request.path_params["model"]))
+
+        return get
 
     async def policy(request: Request) -> Response:
         found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
@@ -223,7 +226,8 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/reliability", bins),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
-        Route("/v1/models/{model}/audit", audit),
+        Route("/v1/models/{model}/audit", of_model("audit")),
+        Route("/v1/models/{model}/delays", of_model("delays")),
         Route("/v1/models/{model}/policy", policy),
         Route("/v1/models/{model}/versions/{version}/policy", policy),
         Route("/v1/models/{model}/activate", change("activate"), methods=["POST"]),

@@ -31,7 +31,7 @@ from monitor.core.days import (
     recent_hours,
 )
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
-from monitor.core.events import DAY, HOUR, Ints
+from monitor.core.events import DAY, HOUR, VERDICTS, Ints
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
 from monitor.core.readings import LabelRule, Reading
@@ -364,7 +364,7 @@ class Watched:
         if self.ahead is not None and self.ahead.state == state:
             return self.ahead
         aged = [(t, now - (d + 1) * DAY) for d, t in sorted(self.open.items())]
-        every = [(t["all"], now - (d + 1) * DAY) for d, t in sorted(self.days.items())] + aged
+        every = self._aged(now)
         curves = delay_curves(every, *self.horizon)
         rules = self.model.labels.rules
         days = [(t, curves.at(age)) for t, age in aged]
@@ -375,6 +375,18 @@ class Watched:
         suggested = suggested_horizon(every, *self.horizon)
         self.ahead = Ahead(state, estimates, share_in(days), suggested)
         return self.ahead
+
+    def _aged(self, now: int) -> list[tuple[Table, int]]:
+        """Return the tables of the slice `all` of the days in memory, and how long ago each ended."""
+        days = {d: t["all"] for d, t in self.days.items()} | self.open
+        return [(days[d], now - (d + 1) * DAY) for d in sorted(days)]
+
+    def delays(self, now: int) -> list[tuple[int, str, SuggestedHorizon]]:
+        """Return (label, verdict, the horizon they suggest) of each kind of label that was seen."""
+        aged = self._aged(now)
+        counts = sum((t.delays for t, _ in aged if t.delays is not None), np.zeros((2, len(VERDICTS), 1)))
+        kinds = [(label, v) for label in (0, 1) for v in range(len(VERDICTS)) if counts[label, v].any()]
+        return [(label, VERDICTS[v], suggested_horizon(aged, *self.horizon, label, v)) for label, v in kinds]
 
     # Measuring.
 
