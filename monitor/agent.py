@@ -319,6 +319,7 @@ class Agent:
                 duplicates += int((became_mine == OLD_NEWS).sum())
             receipts.append(Receipt(accepted, duplicates, tuple(sorted(bad)), held, tuple(review)))
             self._count_receipt(batch, receipts[-1])
+            self.add("scorewatch_labels_early_total", held)
         return receipts
 
     def _count_receipt(self, batch: Batch, receipt: Receipt) -> None:
@@ -365,7 +366,7 @@ class Agent:
         self.counters["scorewatch_store_rows_limit", ()] = self.store.max_rows
         self.counters["scorewatch_prediction_conflicts_total", ()] = self.store.conflicts
         self.counters["scorewatch_segment_overflow_total", ()] = self.store.overflown_combos
-        self.counters["scorewatch_labels_held", ()] = len(self.store.early)
+        self.counters["scorewatch_labels_held", ()] = self.store.early.waiting
         for reason, n in self.store.refused.items():
             self.counters["scorewatch_labels_dropped_total", (("reason", reason),)] = n
         for change, n in self.store.corrections.items():

@@ -93,8 +93,8 @@ class Exporter(Collector):
 
 def _from_zero(sources: Iterable[str]) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the counters that are said from the start, because a rate does not see a series that begins above 0."""
-    for name in ("scorewatch_store_failures_total", "scorewatch_not_waiting_total", "scorewatch_waiting_overflow_total"):
-        yield name, ()
+    for name in ("store_failures", "labels_early", "not_waiting", "waiting_overflow"):
+        yield f"scorewatch_{name}_total", ()
     for action in ("rollback", "policy"):
         yield "scorewatch_action_failures_total", (("action", action),)
     for source in sorted(sources):

@@ -56,6 +56,7 @@ SERIES: dict[str, Series] = {
     "scorewatch_segment_overflow_total": Series("counter", (), "Predictions whose segment combination found no code any more."),
     "scorewatch_label_corrections_total": Series("counter", ("reason",), "Labels changed from 0 to 1 or from 1 to 0."),
     "scorewatch_labels_held": Series("gauge", (), "Labels that came before their prediction and are held for it."),
+    "scorewatch_labels_early_total": Series("counter", (), "Labels that were held because their prediction was not there."),
     "scorewatch_labels_dropped_total": Series(
         "counter", ("reason",), "Held labels that no prediction took in time, or that did not fit it."
     ),

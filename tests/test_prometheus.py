@@ -468,6 +468,7 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         "ScorewatchStoreFailing": ("ok", "", "inactive"),
         "ScorewatchWaitingOverflow": ("ok", "", "inactive"),
         "ScorewatchLabelsDropped": ("ok", "", "inactive"),
+        "ScorewatchLabelsEarly": ("ok", "", "inactive"),
         "ScorewatchLabelsLate": ("ok", "", "inactive"),
         "ScorewatchLabelsMissing": ("ok", "", "inactive"),
     }

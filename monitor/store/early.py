@@ -41,6 +41,11 @@ class Early:
     def __len__(self) -> int:
         return int(self.live.sum())
 
+    @property
+    def waiting(self) -> int:
+        """Return how many of the held labels no prediction took yet."""
+        return int((self.live & ~self.held["used"]).sum())
+
     def find(self, keys: U64x2) -> Ints:
         """Return the slot of each key, or -1."""
         return self.index.find(keys)

@@ -92,7 +92,7 @@ def test_held_labels_expire_and_are_counted(reopen):
     assert label(store, ("c", 1), until=T0) == [UNKNOWN]
     append(store, ["a"])
     close(store, T0 + DAY - 1, [], 0)
-    assert (len(store.early), store.refused["unknown_id"]) == (2, 0)
+    assert (len(store.early), store.early.waiting, store.refused["unknown_id"]) == (2, 1, 0)
     close(store, T0 + DAY, [], 0)
     assert (len(store.early), store.refused["unknown_id"]) == (0, 1)
     assert append(store, ["b"], score=0.75) == [True]
