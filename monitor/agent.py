@@ -51,7 +51,7 @@ from monitor.formats import Decoder
 from monitor.sampler import Sampler
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
-from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store
+from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
 from monitor.watched import Watched, baseline_checksum
 
@@ -108,7 +108,7 @@ class Agent:
                 self._fold(entry)
         self.sampler = Sampler(self.store.max_rows, self.model, self.served.threshold)
         if (sampler := self.store.meta.get("sampler")) is not None:
-            self.sampler.load(sampler)
+            self.sampler.load(sampler, self._known)
         self.watched: dict[int, Watched] = {}
         self.counted = self.store.tail
         seen = json.loads(self.store.meta.get("seen", "{}"))
@@ -156,7 +156,7 @@ class Agent:
     def _watch(self, code: int) -> Watched | None:
         """Begin to keep a version in memory; a version of a model that is no longer configured is not watched."""
         name, version = self.store.versions.names[code]
-        if name not in self.config.models and "*" not in self.config.models:
+        if not self._known(name):
             return None
         self.watched[code] = Watched(self.store, code, self.model(name), version)
         baseline = self.baselines.get(name)
@@ -226,24 +226,28 @@ class Agent:
     def _store(self, p: Predictions, positions: Mapping[str, str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Store predictions, as many of them to wait as there is room for; return which are new and which of these picked."""
         store, none = self.store, np.zeros(len(p), bool)
-        if self.sampler.idle(p, store.tail - store.head) and store.tail - store.head + len(p) <= store.max_rows:
+        if self.sampler.idle(p, store.tail - store.head):
             return store.append(p, positions), none
-        fresh, picked = none.copy(), none
-        step = max(1, store.max_rows // 100)  # so that a plan hears of a burst while it comes
-        for first in range(0, len(p), step):
-            part = slice(first, first + step)
-            some = p.take(part)
-            drawn, of = self.sampler.draw(some, store.tail - store.head, self.now())
-            room = np.cumsum(drawn.waits) <= store.max_rows - (store.tail - store.head)
-            crowded, drawn = drawn.waits & ~room, replace(drawn, waits=drawn.waits & room)
-            if len(some) > store.passing.room:
+        fresh, picked = none.copy(), none.copy()
+        first = 0
+        while first < len(p):
+            rest = p.take(slice(first, None))
+            drawn, of = self.sampler.draw(rest, store.tail - store.head)
+            nth = np.cumsum(drawn.waits)
+            room = nth <= store.max_rows - (store.tail - store.head)
+            crowded, drawn = drawn.waits & ~room, replace(drawn, waits=drawn.waits & room, picked=drawn.picked & room)
+            # So few at once that the next plan hears of a burst while it comes, and that the passing ring holds them.
+            n = min(int(np.searchsorted(nth, max(1, store.max_rows // 100), "right")), passing.CAPACITY, len(rest))
+            some, drawn, part = rest.take(slice(n)), drawn.take(slice(n)), slice(first, first + n)
+            if n - int(drawn.waits.sum()) > store.passing.room:
                 self._count(self.clock.last or 0)
                 store.save_passed()
-            fresh[part] = store.append(some, positions if first + step >= len(p) else {}, drawn)
+            fresh[part] = store.append(some, positions if first + n == len(p) else {}, drawn)
             picked[part] = drawn.picked & fresh[part]
             self.add("scorewatch_not_waiting_total", int((fresh[part] & ~drawn.waits).sum()))
-            self.add("scorewatch_waiting_overflow_total", int((fresh[part] & crowded).sum()))
-            self.sampler.count(some, of, fresh[part])
+            self.add("scorewatch_waiting_overflow_total", int((fresh[part] & crowded[:n]).sum()))
+            self.sampler.count(some, of[:n], fresh[part])
+            first += n
         return fresh, picked
 
     def _admit_predictions(self, p: Predictions | None, bad: list[Rejection]) -> Predictions | None:

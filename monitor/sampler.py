@@ -15,7 +15,7 @@ from monitor.store import Drawn
 
 _BEGIN = 0.02
 """The volume is counted from the moment when so much of the room is taken; before it all wait."""
-_HURRY = 0.2
+_HURRY = 0.05
 """When so much of the room is taken, a rate seen for a minute has to do; before it an hour is waited for."""
 _AGAIN = 0.01
 """A plan is made anew each hour, and whenever so much more of the room is taken."""
@@ -25,7 +25,8 @@ _AGAIN = 0.01
 class Sampler:
     """Volumes, probabilities to wait and audit rates by model; `rows` may wait in all.
 
-    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at.
+    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at. All depends on the
+    rows before only, so every probability is fixed before its draw.
     """
 
     rows: int
@@ -33,13 +34,16 @@ class Sampler:
     threshold: Callable[[str, str], float | None]
     volumes: dict[str, Volume] = field(default_factory=dict)
     plans: dict[str, Floats] = field(default_factory=dict)
+    sampled: bool = False
+    unplanned: float = 1.0
     planned: tuple[int, int] = (0, 0)
 
-    def load(self, text: str) -> None:
-        """Take what `dump` wrote."""
+    def load(self, text: str, known: Callable[[str], bool]) -> None:
+        """Take what `dump` wrote of the models that are still known."""
         body = json.loads(text)
-        self.volumes = {name: Volume.from_json(volume) for name, volume in body["volumes"].items()}
-        self.plans = {name: np.array(plan) for name, plan in body["plans"].items()}
+        self.volumes = {name: Volume.from_json(volume) for name, volume in body["volumes"].items() if known(name)}
+        self.plans = {name: np.array(plan) for name, plan in body["plans"].items() if known(name)}
+        self.sampled = any((plan < 1).any() for plan in self.plans.values())
 
     def dump(self) -> str:
         """Return the volumes and the plans as JSON, for the next start."""
@@ -48,23 +52,24 @@ class Sampler:
 
     def idle(self, p: Predictions, waiting: int) -> bool:
         """Return whether nothing is to be drawn or counted for these predictions."""
-        return waiting < _BEGIN * self.rows and not self.plans and not any(self.model(m).review for m, _ in p.version.names)
+        small = waiting + len(p) <= _BEGIN * self.rows
+        return small and not self.sampled and not any(self.model(m).review for m, _ in p.version.names)
 
-    def draw(self, p: Predictions, waiting: int, now: int) -> tuple[Drawn, Ints]:
+    def draw(self, p: Predictions, waiting: int) -> tuple[Drawn, Ints]:
         """Return what becomes of the predictions, and the class of each, to be given to `count`."""
-        self._plan(waiting, now)
+        self._plan(waiting)
         n, u = len(p), sampling.draw(p.ids)
         of = sampling.classes(p.score, p.verdict, self._thresholds(p))
         wait, q = np.ones(n), np.zeros(n)
-        audited = np.zeros(n, bool)
+        audited, reviewable = np.zeros(n, bool), self._reviewable(p)
         until = np.zeros(n, np.int64)
-        for code, (name, version) in enumerate(p.version.names):
+        for code, (name, _) in enumerate(p.version.names):
             at = np.flatnonzero(p.version.codes == code)
             model = self.model(name)
-            if name in self.plans:
-                wait[at] = self.plans[name][of[at]]
-            if (asked := self._asked(model, version, p, at, now)) is not None:
-                q[asked] = sampling.audit(p.score[asked], model.review, self._expected(name, now) or 0.0)
+            wait[at] = self.plans[name][of[at]] if name in self.plans else self.unplanned
+            if model.review and p.sent is not None and (expected := self.volumes.get(name, Volume()).per_day()) is not None:
+                asked = at[reviewable[at]]
+                q[asked] = sampling.audit(p.score[asked], model.review, expected[1])
                 # Where no label means negative, a pick only makes the label come earlier: its weight stays 1.
                 unknown = np.array([rule.missing == "unknown" for rule in model.labels.rules])
                 audited[asked] = unknown[p.verdict[asked]]
@@ -78,42 +83,43 @@ class Sampler:
 
     def count(self, p: Predictions, of: Ints, fresh: Bools) -> None:
         """Count new predictions into the volume of their model."""
+        roots = np.where(self._reviewable(p), np.sqrt(p.score), 0.0)
         for name in {m for m, _ in p.version.names}:
             mine = np.array([m == name for m, _ in p.version.names])[p.version.codes] & fresh
-            volume = self.volumes.get(name, Volume())
-            self.volumes[name] = volume.add(p.ts[mine], p.score[mine], p.verdict[mine], of[mine])
+            self.volumes[name] = self.volumes.get(name, Volume()).add(p.ts[mine], of[mine], roots[mine])
 
     def _thresholds(self, p: Predictions) -> Floats:
         """Return the threshold of each row; far away from every score where there is none."""
         found = [self.threshold(*name) for name in p.version.names]
         return np.array([np.nan if t is None else t for t in found])[p.version.codes]
 
-    def _asked(self, model: Model, version: str, p: Predictions, at: Ints, now: int) -> Ints | None:
+    def _reviewable(self, p: Predictions) -> Bools:
         """Return the rows that the audit draws from: unflagged ones of a live version whose sender gave no `label_prob`."""
-        if not model.review or model.role(version) != "live" or p.sent is None or self._expected(model.name, now) is None:
-            return None
-        given = np.zeros(len(p), bool) if p.label_prob is None else p.label_prob > 0
-        asked: Ints = at[~FLAGGED[p.verdict[at]] & ~given[at]]
-        return asked
+        live = np.array([self.model(m).role(v) == "live" for m, v in p.version.names])
+        asked: Bools = live[p.version.codes] & ~FLAGGED[p.verdict]
+        return asked if p.label_prob is None else asked & (p.label_prob == 0)
 
-    def _expected(self, name: str, now: int) -> float | None:
-        found = self.volumes.get(name, Volume()).per_day(now)
-        return None if found is None else found[1]
-
-    def _plan(self, waiting: int, now: int) -> None:
+    def _plan(self, waiting: int) -> None:
         """Make the plan anew when an hour has passed or the room got scarcer."""
+        newest = {name: volume.newest for name, volume in self.volumes.items() if volume.newest is not None}
+        now = max(newest.values(), default=0)
         hour, before = self.planned
         if now // HOUR == hour and waiting - before < _AGAIN * self.rows:
             return
-        if waiting < _BEGIN * self.rows and not self.plans:
+        self.unplanned = sampling.unplanned(self.rows, waiting)
+        if waiting < _BEGIN * self.rows and not self.sampled:
             return
-        least = MINUTE if waiting > _HURRY * self.rows else HOUR
-        rates = {name: rate for name, volume in self.volumes.items() if (rate := volume.per_day(now, least)) is not None}
         self.planned = now // HOUR, waiting
-        if not rates:
-            return
-        labels = [self.model(name).labels for name in rates]
-        days = np.array([(m.longest + m.corrections) / DAY + 2 for m in labels])
-        made = sampling.plan(np.array([rate for rate, _ in rates.values()]), days, self.rows, waiting)
-        plans = dict(zip(rates, made, strict=True))
-        self.plans = {} if all((plan == 1).all() for plan in plans.values()) else plans
+        least = MINUTE if waiting > _HURRY * self.rows else HOUR
+        # A model that went quiet needs room as long as its last rows stay; its volume is what it was.
+        stays = {name: (m.longest + m.corrections) // DAY + 2 for name in newest for m in (self.model(name).labels,)}
+        rates = {
+            name: rate
+            for name, at in newest.items()
+            if now - at <= stays[name] * DAY and (rate := self.volumes[name].per_day(least)) is not None
+        }
+        volume = np.array([rate for rate, _ in rates.values()]).reshape(-1, sampling.CLASSES)
+        days = np.array([float(stays[name]) for name in rates])
+        made = sampling.plan(volume, days, self.rows, waiting)
+        self.plans = dict(zip(rates, made, strict=True))
+        self.sampled = any((plan < 1).any() for plan in self.plans.values())

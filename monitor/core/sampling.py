@@ -5,6 +5,7 @@ probabilities are, as long as each is fixed before its draw and never 0.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -65,8 +66,21 @@ def plan(volume: Floats, days: Floats, rows: int, waiting: int = 0) -> Floats:
     for part, other in (parts, parts[::-1]):
         budget = FILL * rows - min(float(cost[:, other].sum()), FILL * rows / 2)
         p[:, part] = _fill(cost[:, part].ravel(), least[:, part].ravel(), budget).reshape(-1, SCORE_BINS)
-    brake = np.clip((rows - waiting) / ((1 - FILL) * rows), 0.0, 1.0)
-    return _kept(np.maximum(p * brake, LEAST))
+    return _kept(np.maximum(p * _brake(rows, waiting), LEAST))
+
+
+def _brake(rows: int, waiting: int) -> float:
+    return min(1.0, max(0.0, (rows - waiting) / ((1 - FILL) * rows)))
+
+
+def unplanned(rows: int, waiting: int) -> float:
+    """Return the probability to wait while nobody knows how many rows will come: 1 in the first fifth of `rows`, then less.
+
+    It falls by exp(-8) over the other four fifths, where so 0.1 * rows * ln(1 + 10 N / rows) of N rows wait: there is room
+    for a sample of 300 times as many as may wait.
+    """
+    p = math.exp(-8.0 * max(0.0, waiting / rows - 0.2) / 0.8)
+    return float(_kept(np.array(max(LEAST, p * _brake(rows, waiting)))))
 
 
 def _fill(cost: Floats, least: Floats, budget: float) -> Floats:
@@ -92,8 +106,8 @@ def _kept(p: Floats) -> Floats:
 def audit(score: Floats, per_day: int, expected: float) -> Floats:
     """Return the probability of each unflagged row to be picked for review, shape (n,): per_day * sqrt(score) / expected.
 
-    `expected` is the sum of sqrt(score) a day of unflagged rows (Volume.per_day). A miss has a chance of about its score,
-    and the variance of recall is least where the draw follows its square root (Neyman, 1934).
+    `expected` is the sum of sqrt(score) a day of the rows that are drawn from (Volume.per_day). A miss has a chance of about
+    its score, and the variance of recall is least where the draw follows its square root (Neyman, 1934).
     """
     if expected <= 0:
         return np.ones(len(score))
@@ -114,28 +128,28 @@ def draw(ids: U64x2) -> Floats:
 class Volume:
     """How many rows of each class came in each of the last hours of a model; volumes add by +.
 
-    `hours` has by hour number CLASSES counts and the sum of sqrt(score) of unflagged rows; hours older than 24 before the
-    newest are forgotten. `since` is the time in ms of the first row, None before it.
+    `hours` has by hour number CLASSES counts and the sum of sqrt(score) of the rows that the audit draws from; hours older
+    than 24 before the newest are forgotten. `since` and `newest` are the times in ms of the first row since the volume had
+    nothing but forgotten ones and of the newest row, None before them.
     """
 
     since: int | None = None
+    newest: int | None = None
     hours: Mapping[int, Floats] = field(default_factory=dict)
 
-    def add(self, ts: Ints, score: Floats, verdict: NDArray[np.uint8], of: Ints) -> "Volume":
-        """Return the volume with rows of times `ts`, whose classes are `of`, added; all of shape (n,)."""
+    def add(self, ts: Ints, of: Ints, roots: Floats) -> "Volume":
+        """Return the volume with rows of times `ts` and classes `of` added; `roots` is sqrt(score), 0 where no audit draws."""
         if not len(ts):
             return self
         hour = ts // HOUR
         first = max([int(hour.max()), *self.hours]) - _HOURS
         hour = hour - first
-        kept = hour >= 0
-        if not kept.all():
-            ts, hour, of, score, verdict = ts[kept], hour[kept], of[kept], score[kept], verdict[kept]
+        if not (kept := hour >= 0).all():
+            ts, hour, of, roots = ts[kept], hour[kept], of[kept], roots[kept]
         counts = np.bincount(hour * CLASSES + of, minlength=(_HOURS + 1) * CLASSES).reshape(-1, CLASSES)
-        roots = np.bincount(hour, np.where(FLAGGED[verdict], 0.0, np.sqrt(score)), _HOURS + 1)
-        since = self.since if self.since is not None or not len(ts) else int(ts.min())
-        added = {first + i: np.append(counts[i], roots[i]) for i in np.flatnonzero(counts.any(axis=1)).tolist()}
-        return self + Volume(since, added)
+        sums = np.bincount(hour, roots, _HOURS + 1)
+        added = {first + i: np.append(counts[i], sums[i]) for i in np.flatnonzero(counts.any(axis=1)).tolist()}
+        return self + (Volume(int(ts.min()), int(ts.max()), added) if added else Volume())
 
     def __add__(self, other: "Volume") -> "Volume":
         """Return the volume of both."""
@@ -143,31 +157,32 @@ class Volume:
         for hour, sums in other.hours.items():
             hours[hour] = hours[hour] + sums if hour in hours else sums
         oldest = max(hours, default=0) - _HOURS
-        since = min((s for s in (self.since, other.since) if s is not None), default=None)
-        return Volume(since, {hour: sums for hour, sums in hours.items() if hour >= oldest})
+        there = [v for v in (self, other) if max(v.hours, default=oldest - 1) >= oldest]
+        since = min((v.since for v in there if v.since is not None), default=None)
+        newest = max((v.newest for v in there if v.newest is not None), default=None)
+        return Volume(since, newest, {hour: sums for hour, sums in hours.items() if hour >= oldest})
 
-    def per_day(self, now: int, least: int = HOUR) -> tuple[Floats, float] | None:
+    def per_day(self, least: int = HOUR) -> tuple[Floats, float] | None:
         """Return the rows a day of each class, shape (CLASSES,), and the sum of sqrt(score) a day; None before `least` ms.
 
-        They are those of the last 24 whole hours and of what has passed of this one, or of the time since the first row.
+        They are those of the 24 whole hours before that of the newest row and of what has passed of this one, or of the time
+        since the first row. Rows tell the time, so history that is read in has the rate that it had.
         """
-        last = now // HOUR
-        seen = 0 if self.since is None else now - max(self.since, (last - _HOURS) * HOUR)
+        if self.since is None or self.newest is None:
+            return None
+        seen = self.newest - max(self.since, (self.newest // HOUR - _HOURS) * HOUR)
         if seen < least:
             return None
-        sums = np.zeros(CLASSES + 1)
-        for hour, counted in self.hours.items():
-            if last - _HOURS <= hour <= last:
-                sums += counted
-        sums *= DAY / seen
+        sums = np.sum(list(self.hours.values()), axis=0) * (DAY / seen)
         return sums[:CLASSES], float(sums[CLASSES])
 
     def to_json(self) -> str:
         """Return the volume as JSON, exactly."""
-        return json.dumps({"since": self.since, "hours": {str(hour): sums.tolist() for hour, sums in self.hours.items()}})
+        span = {"since": self.since, "newest": self.newest}
+        return json.dumps(span | {"hours": {str(hour): sums.tolist() for hour, sums in self.hours.items()}})
 
     @classmethod
     def from_json(cls, text: str) -> "Volume":
         """Return the volume that `to_json` wrote."""
         body = json.loads(text)
-        return cls(body["since"], {int(hour): np.array(sums) for hour, sums in body["hours"].items()})
+        return cls(body["since"], body["newest"], {int(hour): np.array(sums) for hour, sums in body["hours"].items()})

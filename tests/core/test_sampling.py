@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.core.events import BLOCK, DAY, FLAG, HOUR, MINUTE, NONE, PASS, REVIEW, prob_code, prob_of
-from monitor.core.sampling import CLASSES, FILL, FLOOR, LEAST, SCORE_BINS, Volume, audit, classes, draw, plan
+from monitor.core.events import BLOCK, DAY, FLAG, FLAGGED, HOUR, MINUTE, NONE, PASS, REVIEW, prob_code, prob_of
+from monitor.core.sampling import CLASSES, FILL, FLOOR, LEAST, SCORE_BINS, Volume, audit, classes, draw, plan, unplanned
 
 START = 20_000 * DAY
 
@@ -16,6 +16,11 @@ def traffic(rng, n):
     score = rng.beta(0.3, 10, n)
     verdict = np.where(score >= 0.3, FLAG, PASS).astype(np.uint8)
     return score, verdict, classes(score, verdict, None)
+
+
+def roots(score, verdict):
+    """Return what each row adds to the volume that an audit draws from."""
+    return np.where(FLAGGED[verdict], 0.0, np.sqrt(score))
 
 
 def keys(rng, n):
@@ -120,8 +125,8 @@ def test_waiting_rows_stay_in_their_budget(days, burst, most):
         score, verdict, of = traffic(rng, rng.poisson(rate))
         waiting[day] += (draw(keys(rng, len(score))) < p[0][of]).sum()
         used.append(waiting[max(0, day + 1 - days) : day + 1].sum())
-        volume = volume.add(np.full(len(score), now), score, verdict, of)
-        if (found := volume.per_day(now + HOUR)) is not None:
+        volume = volume.add(now + rng.integers(0, HOUR, len(score)), of, roots(score, verdict))
+        if (found := volume.per_day()) is not None:
             p = plan(found[0][None], np.array([float(days)]), rows, used[-1])
     assert max(used) <= most * rows
     assert np.mean(used[32 * 24 : 38 * 24]) > 0.8 * rows
@@ -174,10 +179,10 @@ def test_reviews_stay_in_their_daily_budget():
         day, now = hour // 24, START + hour * HOUR
         rate = 20_000 / 24 * (1 + 0.8 * np.sin(2 * np.pi * hour / 24)) * (10 if day == 20 else 1)
         score, verdict, of = traffic(rng, rng.poisson(rate))
-        if (found := volume.per_day(now)) is not None:
+        if (found := volume.per_day()) is not None:
             passed = verdict == PASS
             picked[day] += (draw(keys(rng, passed.sum())) < audit(score[passed], 200, found[1])).sum()
-        volume = volume.add(np.full(len(score), now), score, verdict, of)
+        volume = volume.add(now + rng.integers(0, HOUR, len(score)), of, roots(score, verdict))
     assert abs(picked[2:20].mean() - 200) < 10
     assert picked[2:20].max() < 300
     assert picked[20] < 3 * 200
@@ -188,22 +193,49 @@ def test_volume_is_a_rate_of_the_last_day():
     """A volume is None in its first hour, then what came since the first row, then what came in the last 24 whole hours."""
     score, verdict = np.array([0.25, 0.25, 0.81]), np.array([NONE, PASS, REVIEW], np.uint8)
     of = classes(score, verdict, None)
-    volume = Volume().add(np.full(3, START + 30 * MINUTE), score, verdict, of)
-    assert Volume().per_day(START) is None
-    assert volume.per_day(START + 89 * MINUTE) is None
-    rows, roots = volume.per_day(START + 90 * MINUTE)
-    assert (rows == 24 * np.bincount(of, minlength=CLASSES)).all()
-    assert roots == 24 * (0.5 + 0.5)
-    for hour in range(1, 48):
-        volume = volume.add(np.full(3, START + hour * HOUR), score, verdict, of)
-    rows, roots = volume.per_day(START + 48 * HOUR)
-    assert (rows.sum(), roots) == (24 * 3, 24.0)
-    assert volume.per_day(START + 48 * HOUR + 30 * MINUTE)[1] == pytest.approx(24 * DAY / (DAY + HOUR / 2))
-    assert volume.per_day(START + 100 * HOUR) is not None
-    assert volume.per_day(START + 100 * HOUR)[0].sum() == 0
+
+    def at(minute):
+        return Volume().add(np.full(3, START + minute * MINUTE), of, roots(score, verdict))
+
+    assert Volume().per_day() is None
+    assert (at(30) + at(89)).per_day() is None
+    rows, root = (at(30) + at(90)).per_day()
+    assert (rows == 24 * 2 * np.bincount(of, minlength=CLASSES)).all()
+    assert root == 24 * 2 * (0.5 + 0.5)
+    volume = at(30)
+    for hour in range(1, 49):
+        volume = volume + at(hour * 60)
+    rows, root = volume.per_day()
+    assert (rows.sum(), root) == (25 * 3, 25.0)
+    assert (volume + at(48 * 60 + 30)).per_day()[1] == pytest.approx(26 * DAY / (DAY + HOUR / 2))
+    later = volume + at(100 * 60)  # after so long a silence it begins anew
+    assert (len(later.hours), later.per_day()) == (1, None)
     assert len(volume.hours) == 25
-    assert volume.add(np.array([START]), score[:1], verdict[:1], of[:1]).to_json() == volume.to_json()
-    assert volume.add(of[:0], score[:0], verdict[:0], of[:0]) is volume
+    assert (volume + at(0)).hours.keys() == volume.hours.keys()
+    assert volume.add(of[:0], of[:0], score[:0]) is volume
+
+
+def test_history_has_the_rate_that_it_had():
+    """Rows that are read in all at once tell the rate of their own time."""
+    rng = np.random.default_rng(2)
+    score, _, of = traffic(rng, 10_000)
+    rows, _ = Volume().add(START + rng.integers(0, DAY // 2, 10_000), of, np.sqrt(score)).per_day()
+    assert rows.sum() == pytest.approx(20_000, rel=0.01)
+
+
+@pytest.mark.parametrize("times", [0.1, 1, 30, 250])
+def test_a_rate_that_nobody_knows(times):
+    """Until a plan is made all rows wait while a fifth of the room is not taken, then fewer, and any number finds room."""
+    rng = np.random.default_rng(4)
+    waiting, total, room = 0, 0.0, 10_000
+    for _ in range(int(times * 100)):
+        p = unplanned(room, waiting)
+        n = rng.binomial(100, p)
+        waiting, total = waiting + n, total + n / p
+    assert waiting <= room
+    assert total == pytest.approx(times * room, rel=0.1)
+    assert unplanned(room, 2_000) == 1
+    assert unplanned(room, 10_000) == pytest.approx(LEAST, rel=3e-4)
 
 
 @given(st.lists(st.integers(0, 60 * 60), min_size=1, max_size=40), st.integers(0, 40))
@@ -215,7 +247,7 @@ def test_volumes_add_in_any_batches_and_survive_json(minutes, cut):
     of = classes(score, verdict, 0.5)
 
     def volume(at):
-        return Volume().add(ts[at], score[at], verdict[at], of[at])
+        return Volume().add(ts[at], of[at], roots(score[at], verdict[at]))
 
     def shown(v):
         return {hour: sums.tolist() for hour, sums in v.hours.items()}
@@ -223,5 +255,5 @@ def test_volumes_add_in_any_batches_and_survive_json(minutes, cut):
     whole, a, b = volume(slice(None)), volume(slice(cut)), volume(slice(cut, None))
     assert shown(whole) == dict(sorted(shown(b + a).items())) == dict(sorted(shown(a + b).items()))
     back = Volume.from_json(whole.to_json())
-    assert (shown(back), back.since) == (shown(whole), whole.since)
+    assert (shown(back), back.since, back.newest) == (shown(whole), whole.since, whole.newest)
     assert back.to_json() == whole.to_json()
