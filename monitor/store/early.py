@@ -94,16 +94,15 @@ class Early:
         held = self.held[self.live]
         return held[np.lexsort((held["h2"], held["h1"]))]
 
-    def _in_order(self) -> NDArray[Any]:
-        """Return the held labels, oldest first."""
-        order = np.roll(np.arange(len(self.held)), -self.next)
-        return self.held[order[self.live[order]]]
+    def _in_order(self) -> Ints:
+        """Return the slots of the held labels, oldest first."""
+        return np.concatenate((np.flatnonzero(self.live[self.next :]) + self.next, np.flatnonzero(self.live[: self.next])))
 
     def _oldest(self, n: int) -> NDArray[Any]:
-        return self._in_order()[: max(n, 0)]
+        return self.held[self._in_order()[:n]] if n > 0 else self.held[:0]
 
     def _rebuild(self, more: int) -> None:
-        kept = self._in_order()
+        kept = self.held[self._in_order()]
         size = 1 << (2 * (len(kept) + more)).bit_length()
         self.held, self.live = np.zeros(size, EARLY), np.zeros(size, bool)
         self.held[: len(kept)], self.live[: len(kept)] = kept, True
