@@ -352,7 +352,8 @@ class Loop:
         if refused or not receipts:
             receipts += self.agent.ingest([Batch(len(refused), rejected=refused)])
         rejected = tuple(sorted(r for receipt in receipts for r in receipt.rejected))
-        return Receipt(sum(r.accepted for r in receipts), sum(r.duplicates for r in receipts), rejected)
+        accepted, duplicates, held = (sum(getattr(r, name) for r in receipts) for name in ("accepted", "duplicates", "held"))
+        return Receipt(accepted, duplicates, rejected, held, tuple(id_ for r in receipts for id_ in r.review))
 
     def _begin(self, clock: EventClock, ts: int) -> None:
         """Start the clock at the earliest event of all sources; not while a file that is there cannot be read."""
