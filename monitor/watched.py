@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -244,7 +244,7 @@ class Watched:
             at = rows["ts"] // unit
             for i in np.unique(at).tolist():
                 made = tables(rows[at == i], None, self.members, len(self.slices))
-                named = {name: not_waiting(t) for name, t in zip(self.slices, made, strict=True) if len(t.cells)}
+                named = {name: not_waiting(t) for name, t in zip(self.slices, made, strict=True)}
                 self.store.add_passed((self.code, kind, i), named)
 
     def recount(self, now: int) -> None:
@@ -259,7 +259,7 @@ class Watched:
         for (code, kind, hour), passed in self.store.passed.items():
             if code == self.code and kind == "hour" and hour in recent_hours(now, "24h"):
                 before = self.hours.get(hour, [EMPTY] * len(self.slices))
-                self.hours[hour] = [a + passed.get(name, EMPTY) for a, name in zip(before, self.slices, strict=True)]
+                self.hours[hour] = self._with_passed(before, passed)
 
     def _count_hours(self, rows: NDArray[Any], now: int) -> None:
         hour = rows["ts"] // HOUR
@@ -298,13 +298,24 @@ class Watched:
         passed = self.store.passed.get((self.code, "day", day), {})
         self._members()
         counted = count_pieces(self.store.pieces_of(self.code, day), self.members, len(self.slices), self.horizon)
-        both = [t + passed.get(name, EMPTY) for name, t in zip(self.slices, counted, strict=True)]
+        both = self._with_passed(counted, passed)
         return {name: t for name, t in zip(self.slices, both, strict=True) if t is not EMPTY or name == "all"}
+
+    def _with_passed(self, counted: Sequence[Table], passed: Mapping[str, Table]) -> list[Table]:
+        """Return the tables by slice with those of the rows that did not wait.
+
+        Those rows were counted when they came. A slice that there was not then is empty: with its waiting rows alone it would
+        be another mixture of scores.
+        """
+        same = not passed or passed.keys() == set(self.slices)
+        known = [same or (name in passed and not name.endswith(f"={baselines.OTHER}")) for name in self.slices]
+        out = zip(counted, self.slices, known, strict=True)
+        return [t + passed.get(name, EMPTY) if there else EMPTY for t, name, there in out]
 
     def _observe(self, day: int) -> None:
         """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""
         earlier = sorted(d for v, d in self.store.closed if v == self.code and d < day)
-        first = min(d for v, d in self.store.spans if v == self.code)
+        first = min((d for v, d in self.store.spans if v == self.code), default=day)
         if self.baseline is None:
             days = [day] if day > first or earlier else []
         else:
@@ -319,7 +330,8 @@ class Watched:
             "last_day": iso(day * DAY)[:10],
         }
         pieces = partial(self.store.pieces_of, self.code)
-        made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance)
+        passed = {d: t["all"] for d in days if (t := self.store.passed.get((self.code, "day", d)))}
+        made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance, passed)
         made = replace(made, checksum=baseline_checksum(made))
         self.unwritten = baselines.to_json(made)
         self.keep_baseline()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from monitor.core.events import DAY, Ints
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import scored
-from monitor.core.tables import EMPTY, GRID, Table, count_pieces, from_dict, to_dict, total
+from monitor.core.tables import EMPTY, GRID, Table, all_rows, count_pieces, from_dict, to_dict, total
 
 Combo = tuple[tuple[str, str], ...]
 
@@ -101,8 +101,12 @@ def build_by_day(
     pieces: Callable[[int], Iterable[tuple[NDArray[Any], NDArray[Any]]]],
     combos: Sequence[Combo],
     provenance: Mapping[str, Any],
+    passed: Mapping[int, Table] | None = None,
 ) -> Baseline:
-    """Return the baseline of days whose `pieces(day)` of rows and labels are gone through twice, never held together."""
+    """Return the baseline of days whose `pieces(day)` of rows and labels are gone through twice, never held together.
+
+    `passed` are the tables by day of the rows that did not wait; they belong to the slice `all`, whose edges are frozen.
+    """
     count = np.zeros(len(combos), np.int64)
     for day in days:
         for rows, _ in pieces(day):
@@ -114,6 +118,8 @@ def build_by_day(
         for name, table in zip(slices, count_pieces(pieces(day), lut, len(slices)), strict=True):
             if table is not EMPTY:
                 tables_of[name][day] = table
+    for day, table in (passed or {}).items():
+        tables_of["all"][day] = all_rows(tables_of["all"].get(day, EMPTY) + table)
     everything = scored(total(list(tables_of["all"].values())))
     until = (max(days) + 1) * DAY
     return Baseline(model, version, segments, slices, calibration_edges(everything), tables_of, until, provenance)

@@ -463,6 +463,16 @@ def not_waiting(table: Table) -> Table:
     return Table(cells, table.totals, weights)
 
 
+def all_rows(table: Table) -> Table:
+    """Return the scores of a table with the rows that did not wait among those without a label, and no weights."""
+    if table.weights is None:
+        return table
+    cells = table.cells.copy()
+    cells["n_none"] += table.weights["out"].astype(np.uint32)
+    cells["p_none"] += table.weights["p_out"]
+    return Table(cells, table.totals)
+
+
 def decided(table: Table) -> bool:
     """Return whether somebody said what to do with the rows (a verdict, a policy or a configured threshold)."""
     return bool(len(table.cells)) and not bool((table.cells["verdict"] == NONE).all())

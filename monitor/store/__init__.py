@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.events import DAY, HOUR, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2, prob_of
-from monitor.core.tables import EMPTY, GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table, unlike
+from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table, unlike
 from monitor.formats.ids import Hasher
 from monitor.store import early
 from monitor.store.early import EARLY, Early, better
@@ -687,9 +687,14 @@ class Store:
         self.recount |= days
 
     def add_passed(self, key: tuple[int, str, int], tables: Mapping[str, Table]) -> None:
-        """Add to the tables of the rows of a (version, "day" or "hour", which) that do not wait; the next commit stores them."""
-        before = self.passed.get(key, {})
-        self.passed[key] = before | {name: before.get(name, EMPTY) + table for name, table in tables.items()}
+        """Add to the tables of the rows of a (version, "day" or "hour", which) that do not wait; the next commit stores them.
+
+        A slice that was not there from its first rows on was not counted in full and is left out.
+        """
+        before = self.passed.get(key)
+        self.passed[key] = (
+            dict(tables) if before is None else {name: before[name] + t for name, t in tables.items() if name in before}
+        )
         self._unsaved.add(key)
 
     def save_passed(self) -> None:
