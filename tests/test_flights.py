@@ -1,5 +1,6 @@
 """The main job on real flights: the same right numbers whichever way the events come in."""
 
+import calendar
 import csv
 import io
 import json
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from monitor.config import load
+from monitor.core.metrics import METRICS
 from monitor.demo import script
 from monitor.demo.flights import LIVE, MODEL, VERSION, flights
 from monitor.demo.script import Client
+from monitor.formats import decode
 from monitor.sources import file
+from traffic import Program
 
 COLUMNS = ("prevalence", "mean_score", "brier", "log_loss", "ece_width10")
 FACTS = {
@@ -284,6 +288,60 @@ def test_killed_half_way_nothing_changes(agent, files, timeline):
     assert alerts[: len(said)] == [
         (int(time.mktime(time.strptime(i["at"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone), i["state"]) for i in said
     ]
+
+
+NOON = """\
+state: state
+clock: events
+models:
+  flights: {labels: {horizon: 24h}, threshold: 0.01}
+"""
+OUTCOMES = [name for name, metric in METRICS.items() if metric.outcomes]
+
+
+def test_no_outcome_of_yesterday_or_today_is_shown(shared, tmp_path):
+    """Of very late flights (1 in 80), looked at every noon for five weeks, only days whose horizon has passed are measured.
+
+    On the first two days no outcome series exists. Later every one is that of the days up to the day before yesterday, with
+    all of their labels: what is shown once stays.
+    """
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = parquet.read_table(shared / "data/flights2013/late180_rare.parquet").to_pylist()
+    first, days = 15_765, 35  # 2013-03-01
+    events = {}
+    final = {}
+    for r in rows:
+        at = calendar.timegm(r["pred_time"].timetuple())
+        if at // 86_400 >= first + days:
+            continue
+        predicted = {"id": str(r["id"]), "ts": at, "model": MODEL, "version": VERSION, "score": r["score"]}
+        events.setdefault(at // 3_600, []).append(("predictions", predicted))
+        if r["label"] is not None:
+            known = calendar.timegm(r["label_time"].timetuple())
+            events.setdefault(known // 3_600, []).append(("labels", {"id": str(r["id"]), "ts": known, "label": r["label"]}))
+            final.setdefault(at // 86_400, []).append(r["label"])
+    p = Program(tmp_path, NOON)
+    decoder = p.agent.decoder()
+    measured = 0
+    for hour in range(first * 24, (first + days) * 24):
+        if hour % 24 == 12:
+            p.now(hour * 3_600_000)
+            p.agent.publish()
+            text = p.agent.exporter.text.decode()
+            last = hour // 24 - 2
+            shown = {name: re.findall(rf'^scorewatch_{name}{{.*window="7d".*}} (.+)$', text, re.MULTILINE) for name in OUTCOMES}
+            if last < first:
+                assert shown == {name: [] for name in OUTCOMES}
+            else:
+                true = [y for day in range(max(first, last - 6), last + 1) for y in final[day]]
+                assert [float(v) for v in shown["prevalence"]] == [pytest.approx(sum(true) / len(true), abs=1e-6)], hour
+                measured += 1
+        for kind in ("predictions", "labels"):
+            if batch := [e for k, e in events.get(hour, []) if k == kind]:
+                receipt = p.loop._by_events(decode(decoder, json.dumps(batch).encode(), kind))
+                assert receipt.rejected == ()
+    p.loop.close()
+    assert measured == 33
 
 
 def wait_for_day(a, day):
