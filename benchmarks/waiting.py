@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from monitor.core.events import DAY, HOUR, Predictions
 from monitor.sampler import Sampler
-from traffic import DAY0, Program, Source  # noqa: I001
+from traffic import DAY0, Program, Source
 
 CONFIG = """\
 state: state
