@@ -257,7 +257,7 @@ class Watched:
                 for rows, _ in self.store.pieces_of(self.code, day):
                     self._count_hours(rows, now)
         for (code, kind, hour), passed in self.store.passed.items():
-            if code == self.code and kind == "hour" and hour in recent_hours(now, "24h"):
+            if code == self.code and kind == "hour" and hour >= recent_hours(now, "24h").start:
                 before = self.hours.get(hour, [EMPTY] * len(self.slices))
                 self.hours[hour] = self._with_passed(before, passed)
 

@@ -10,7 +10,7 @@ import pytest
 
 from monitor import cli, verify
 from monitor.core.days import iso
-from monitor.core.events import DAY, HOUR
+from monitor.core.events import DAY, HOUR, MINUTE
 from monitor.core.tables import EMPTY
 from monitor.store import Store
 from test_agent import CONFIG, DAY0, Program, program
@@ -136,6 +136,20 @@ def test_rows_that_did_not_wait_are_counted(program):
     assert p.agent.store.log.day(1, DAY0 + 1)["all"].out > 0
     assert found(p)["equal"], found(p)
     assert (1, DAY0 + 1) in p.agent.store.spans
+
+
+def test_rows_of_the_running_hour_that_did_not_wait_survive_a_restart(program):
+    """Rows newer than the last tick are in the hours in memory after a restart, too, whether or not they wait."""
+    p = program("", "waiting: {rows: 500}\n")
+    begin = DAY0 * DAY
+    for minute in range(0, 100, 10):
+        given = {"model": "m", "version": "v1", "score": 0.3}
+        assert p.send("predictions", [given | {"id": f"{minute}-{i}", "ts": begin + minute * MINUTE + i} for i in range(300)])
+    assert found(p)["equal"], found(p)
+    p.again()
+    assert found(p)["equal"], found(p)
+    p.agent.publish()
+    assert [t.n for (t,) in p.agent.watched[0].hours.values()] == [6 * 300, 4 * 300]
 
 
 # Damage: each kind is found and named.
