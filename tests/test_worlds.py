@@ -87,13 +87,12 @@ def test_nowcast(name):
         value, low, high = np.array(measured(reading), float).T
         errors.append((value - truth)[which])
         covers.append(((low <= truth) & (truth <= high))[which])
-        if True:
-            value, low, high = np.array(measured(mature(old, world.rules)), float).T
-            same = days.days(FIRST, newest_mature(NOW, HORIZON))
-            np.testing.assert_allclose(value[which], np.array(final(same))[which], rtol=0, atol=1e-9)
-            if name != "D":
-                mature_errors.append(value - population())
-                mature_covers.append((low <= population()) & (population() <= high))
+        value, low, high = np.array(measured(mature(old, world.rules)), float).T
+        same = days.days(FIRST, newest_mature(NOW, HORIZON))
+        np.testing.assert_allclose(value[which], np.array(final(same))[which], rtol=0, atol=1e-9)
+        if name != "D":
+            mature_errors.append(value - population())
+            mature_covers.append((low <= population()) & (population() <= high))
     check(errors, covers)
     if name != "D":
         check(mature_errors, mature_covers)
