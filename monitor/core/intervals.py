@@ -210,7 +210,7 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
 def noise_ball(spread: Floats, n: float, level: float) -> float:
     """Return the `level` quantile of sum_b |N(0, spread_b)| / n: how far noise alone moves a calibration error.
 
-    By the triangle inequality [ECE - q, ECE + q] covers the binned error of the model (statistics.md, section a).
+    By the triangle inequality [ECE - q, ECE + q] covers the binned error of the model.
 
     >>> round(noise_ball(np.array([100.0]), 100, 0.95), 2)
     0.2

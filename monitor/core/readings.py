@@ -132,8 +132,8 @@ def mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
         zero = np.zeros(0)
         return _reading("mature", table, zero, zero, zero, zero, np.zeros(5), "no_mature_days", None)
     verdict = c["verdict"]
-    counts, negative = (np.array(x)[verdict] for x in zip(*((not r.never, r.missing == "negative") for r in rules), strict=True))
-    use = np.stack((counts & negative, counts, counts))
+    counts = ~_never(rules)[verdict]
+    use = np.stack((counts & _negative(table, rules)[verdict], counts, counts))
     rows = _kinds(c, "n_")
     none, neg, pos = used = rows * use
     taken = [_taken(*pair) for pair in zip(used.sum(axis=1), (rows[0].sum() + table.out, *rows[1:].sum(axis=1)), strict=True)]
@@ -202,8 +202,8 @@ def coverage(table: Table, rules: tuple[LabelRule, ...]) -> float | None:
     Only a row that waits and whose missing label means nothing must get one: where `missing` is negative most labels never
     come, and a prevented outcome has none.
     """
-    asked = np.array([r.missing == "unknown" and not r.never for r in rules])[table.cells["verdict"]]
-    weights = weights_of(table)[asked]
+    asked = ~_negative(table, rules) & ~_never(rules)
+    weights = weights_of(table)[asked[table.cells["verdict"]]]
     expected = float(weights["expected"].sum())
     return float(weights["covered"].sum()) / expected if expected else None
 
@@ -219,8 +219,8 @@ def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
     there = np.bincount(verdict, minlength=len(rules)) > 0
     covered, expected = (np.bincount(verdict, weights[name], len(rules)) for name in ("covered", "expected"))
     labelled = np.bincount(verdict, table.cells["n_neg"].astype(np.float64) + table.cells["n_pos"], len(rules))
-    never = there & np.array([r.never for r in rules])
-    negative = there & ~never & np.array([r.missing == "negative" for r in rules])
+    never = there & _never(rules)
+    negative = there & ~never & _negative(table, rules)
     unknown = there & ~never & ~negative
     nothing = not negative.any() and not labelled[unknown].any()
     enough = covered[unknown].sum() >= _ENOUGH * expected[unknown].sum()
@@ -235,24 +235,41 @@ def _reasons(table: Table, rules: tuple[LabelRule, ...]) -> tuple[str, str]:
     return parts[0], next((r for r in ("no_labels", "unidentified", "prevented") if r in parts), "")
 
 
-def _complement(table: Table, rules: Sequence[LabelRule]) -> Bools:
-    """Return for which verdicts every row that is not positive is negative.
+def _never(rules: Sequence[LabelRule]) -> Bools:
+    """Return which verdicts prevent the outcome."""
+    return np.array([rule.never for rule in rules])
 
-    Not where all unlabelled rows have a `label_prob`: no label of theirs says nothing, and only looking finds negatives.
+
+def _negative(table: Table, rules: Sequence[LabelRule]) -> Bools:
+    """Return for which verdicts no label means negative, so that every row that is not positive is negative.
+
+    A `label_prob` says that a row without label was not looked at, whatever `missing` says: no label means nothing where all
+    unlabelled rows have one, or where labels bring one of their own and so stand for unlabelled rows like theirs.
     """
-    verdict, unlabelled = table.cells["verdict"], table.cells["n_none"]
-    rows, weight = (np.bincount(verdict, x, len(VERDICTS)) for x in (unlabelled, weights_of(table)["w_none"]))
-    mask: Bools = np.array([rule.missing == "negative" for rule in rules]) & ((weight > 0) | (rows == 0))
+    mask: Bools = np.array([rule.missing == "negative" for rule in rules])
+    if table.weights is None:
+        return mask
+    c, w = table.cells, table.weights
+    columns = c["n_none"], w["w_none"], c["n_neg"].astype(np.float64) + c["n_pos"], w["covered"]
+    rows, counting, labels, covered = (np.bincount(c["verdict"], x, len(VERDICTS)) for x in columns)
+    # A label covers one row, or 1 / label_prob of them when only it says so.
+    mask &= ((counting > 0) | (rows == 0)) & (covered <= labels * (1 + 1e-9))
     return mask
 
 
 def complete_enough(table: Table, completeness: Completeness, rules: Sequence[LabelRule]) -> bool:
-    """Return whether a nowcast may read a day: .3 of the labels of each class and verdict that has labels are in."""
+    """Return whether a nowcast may read a day: .3 of the labels of each class and verdict that has labels are in.
+
+    Not a day with labels of which no delay was counted, as with a horizon of 0: nobody knows how many are to come.
+    """
+    c = table.cells
     counts = np.zeros((2, len(VERDICTS)), bool)
-    counts[:, table.cells["verdict"]] = True
-    counts[:, [rule.never for rule in rules]] = False
-    counts[0, _complement(table, rules)] = False
-    return not bool((completeness.f[counts] < _COMPLETE).any())
+    counts[:, c["verdict"]] = True
+    counts[:, _never(rules)] = False
+    counts[0, _negative(table, rules)] = False
+    labels = np.stack([np.bincount(c["verdict"], c[name], len(VERDICTS)) for name in ("n_neg", "n_pos")])
+    unknown = np.isnan(completeness.f) & (labels > 0)
+    return not bool(((completeness.f < _COMPLETE) | unknown)[counts].any())
 
 
 def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRule]) -> Reading:
@@ -274,14 +291,15 @@ def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRul
     f, sd, curve = (
         np.concatenate([getattr(c, name)[:, t.cells["verdict"]] for t, c in shown], axis=1) for name in ("f", "sd", "curve")
     )
-    never = np.array([rule.never for rule in rules])[cells["verdict"]]
-    rest = np.concatenate([_complement(t, rules)[t.cells["verdict"]] for t, _ in shown]) & ~never
+    never = _never(rules)[cells["verdict"]]
+    negative = np.concatenate([_negative(t, rules)[t.cells["verdict"]] for t, _ in shown])
+    rest = negative & ~never
     # Where no label of the kind was ever seen there is nothing to raise, and F is not a number.
     raise_by = np.where(never, 0.0, np.where(f > 0, 1.0 / np.where(f > 0, f, 1.0), 1.0))
     found = _raised(w, raise_by, rest, sd, curve)
     if found is None:
         return _not_shown("incomplete")
-    flagged_reason, reason = _to_be_missed(cells["verdict"], w, found[0] + found[1], rules)
+    flagged_reason, reason = _to_be_missed(cells["verdict"], w, found[0] + found[1], never, ~negative & ~never)
     rows = cells["n_none"].astype(np.float64) + cells["n_neg"] + cells["n_pos"]
     # Not n_pos: labels without a weight, of rows that the audit passed over, are not what the positives were raised from.
     positives = w["w_pos"] ** 2 / np.where(w["w2_pos"] > 0, w["w2_pos"], 1.0)
@@ -338,13 +356,12 @@ def _not_shown(reason: str) -> Reading:
     return replace(scored(EMPTY), basis="nowcast", reason=reason, flagged_reason=reason)
 
 
-def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, rules: Sequence[LabelRule]) -> tuple[str, str]:
+def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, never: Bools, unknown: Bools) -> tuple[str, str]:
     """Return why outcomes of the flagged rows and those of all rows mean nothing: unidentified, prevented or an empty text.
 
-    `w` are weights (WEIGHT) and `n` the weights of all labels to come by cell; coverage grows by as much as they do.
+    By cell: `w` are weights (WEIGHT), `n` the weights of all labels to come, `never` and `unknown` what no label means;
+    coverage grows by as much as the labels do.
     """
-    never = np.array([rule.never for rule in rules])[verdict]
-    unknown = ~never & np.array([rule.missing == "unknown" for rule in rules])[verdict]
     seen = w["w_neg"] + w["w_pos"]
     covered = w["covered"] * n / np.where(seen > 0, seen, 1.0)
 

@@ -142,7 +142,7 @@ there. `w_none` has only rows without a `label_prob`: of others no label says no
 DELAYS, LATE_DELAYS = 48, 16
 """Delay cells up to the horizon, with edges horizon * (j / 48)**2, and of equal width from there to the end of corrections."""
 GROUPS = 64
-"""Clusters are counted in so many groups by their hash (statistics_amendments.md, 18)."""
+"""Clusters are counted in so many groups by their hash."""
 GROUP_COLUMNS = ("unflagged", "flagged", "undecided", "score", "brier", "log_loss")
 
 _RAW = np.dtype((np.void, CELL.itemsize))

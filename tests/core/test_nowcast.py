@@ -55,6 +55,12 @@ def test_missing_negative():
     assert r.losses[0] == pytest.approx(100 * 0.81 + 740 * 0.01 + 75 * 0.09 + 85 * 0.49)
 
 
+def test_labels_whose_delays_nobody_counted():
+    """Labels of which nobody knows how many are to come, as with a horizon of 0, are not shown as all there will be."""
+    assert nowcast([(day(A_DAY), complete())], NEGATIVE).reason == "incomplete"
+    assert nowcast([(day({(0.1, PASS): (0, 90, 10)}), complete(pos=0.9))], UNKNOWN).reason == "incomplete"
+
+
 def test_the_variance_of_a_share_of_all_rows():
     """Where rows are known the variance of positives / rows is (pi / F - pi**2) / n, the exact one of thinned draws."""
     r = nowcast([(day({(0.1, PASS): (920, 0, 80)}), complete(pos=0.5))], NEGATIVE)

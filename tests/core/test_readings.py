@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss
 from sklearn.metrics import log_loss as sk_log_loss
 
-from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS
+from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS, prob_code
 from monitor.core.readings import LabelRule, baseline, coverage, known, mature, scored
-from monitor.core.tables import EMPTY, PASSED_OVER, PICKED, not_waiting, weights_of
+from monitor.core.tables import EMPTY, LABEL, PASSED_OVER, PICKED, ROW, not_waiting, tables, weights_of
 
 NEGATIVE = (LabelRule("negative"),) * 6
 UNKNOWN = (LabelRule("unknown"),) * 6
@@ -204,6 +204,22 @@ def test_weighted_outcomes(table):
         assert r.losses[1] == pytest.approx(-(e * np.log(0.09) + e**2 * np.log(0.3) + np.log(0.16)))
     k = known(t)
     assert (k.spread, k.n.tolist(), k.pos.tolist()) == (None, [2, 1, 2], [1, 1, 1])
+
+
+@pytest.mark.parametrize(("looked_at", "reason"), [(4, ""), (3, "unidentified")])
+def test_a_probability_that_comes_with_the_label_only(looked_at, reason):
+    """Labels that say how likely they were looked for stand for unlabelled rows like theirs, whatever missing means."""
+    rows, labels = np.zeros(12, ROW), np.zeros(12, LABEL)
+    rows["score"], rows["verdict"] = 0.1, PASS
+    labels["outcome"] = [1, 0, 0, 0, *[-1] * 8]
+    labels["outcome"][looked_at:] = -1
+    labels["label_prob"][:looked_at] = prob_code(np.full(looked_at, np.exp(-1)))
+    t = tables(rows, labels, np.zeros((1, 1), np.int32), 1)[0]
+    for rules in (UNKNOWN, NEGATIVE):
+        r = mature(t, rules)
+        np.testing.assert_allclose((r.pos, r.neg), ([np.e], [(looked_at - 1) * np.e]))
+        assert coverage(t, rules) == pytest.approx(looked_at * np.e / 12)
+        assert r.reason == reason
 
 
 def test_unlabelled_rows_stand_for_those_that_do_not_wait(table):
