@@ -25,8 +25,9 @@ _AGAIN = 0.01
 class Sampler:
     """Volumes, probabilities to wait and audit rates by model; `rows` may wait in all.
 
-    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at. All depends on the
-    rows before only, so every probability is fixed before its draw.
+    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at. All depends on the rows
+    before only, until these show a rate also on the times and scores of a batch itself: every probability is fixed before
+    its draw.
     """
 
     rows: int
@@ -67,9 +68,14 @@ class Sampler:
             at = np.flatnonzero(p.version.codes == code)
             model = self.model(name)
             wait[at] = self.plans[name][of[at]] if name in self.plans else self.unplanned
-            if model.review and p.sent is not None and (expected := self.volumes.get(name, Volume()).per_day()) is not None:
+            if model.review and p.sent is not None:
                 asked = at[reviewable[at]]
-                q[asked] = sampling.audit(p.score[asked], model.review, expected[1])
+                before = self.volumes.get(name, Volume())
+                rate = before.per_day()
+                if not rate or not rate[1]:
+                    # A row that no audit drew from would need a label of its own, so the audit begins with the first one.
+                    rate = before.add(p.ts[asked], of[asked], np.sqrt(p.score[asked])).per_day(0)
+                q[asked] = sampling.audit(p.score[asked], model.review, rate[1] if rate else 0.0)
                 # Where no label means negative, a pick only makes the label come earlier: its weight stays 1.
                 unknown = np.array([rule.missing == "unknown" for rule in model.labels.rules])
                 audited[asked] = unknown[p.verdict[asked]]

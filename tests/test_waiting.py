@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monitor.core.events import DAY, FLAGGED, HOUR, Coded, Labels
-from monitor.core.tables import weights_of
+from monitor.core.events import DAY, FLAGGED, HOUR, MINUTE, Coded, Labels
+from monitor.core.readings import mature
+from monitor.core.tables import NO_AUDIT, weights_of
 from monitor.store import passing
 from traffic import DAY0, Program, Source, scores
 
@@ -268,6 +269,27 @@ def test_weekly_recall_from_reviews(tmp_path):
     p.loop.close()
     assert weeks.count(True) >= 17
     assert np.mean(naive) > 0.65 > 0.5 > source.true(range(DAY0, DAY0 + 141))["recall"]
+
+
+@pytest.mark.parametrize("minutes", [1, 360])
+def test_reviews_begin_with_the_first_prediction(tmp_path, minutes):
+    """Of the first day every passed row is drawn from, about as many as on others are picked, and recall is identified."""
+    p = Program(tmp_path, AUDITED)
+    source = Source("m", 20_000 / 86_400, MINUTE, MINUTE, 0.2, 12, audited=True)
+    reviews = 0
+    for start in range(DAY0 * DAY, (DAY0 + 1) * DAY, minutes * MINUTE):
+        predictions, labels = source.step(start, minutes * MINUTE)
+        picked = [i for receipt in p.send(predictions, labels) for i in receipt.review]
+        if picked:
+            p.send(source.reviewed(picked))
+        reviews += len(picked)
+    p.send(source.step((DAY0 + 1) * DAY, HOUR)[1])
+    p.now((DAY0 + 2) * DAY)
+    rows = p.agent.store.ring.rows[: p.agent.store.tail]
+    assert (rows["audit"][~FLAGGED[rows["verdict"]]] != NO_AUDIT).all()
+    assert 100 < reviews < 400
+    assert mature(day_of(p, "m", 0), p.watched("m").model.labels.rules).reason == ""
+    p.loop.close()
 
 
 REVIEWED = """\

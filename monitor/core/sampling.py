@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import DAY, FLAGGED, HOUR, Floats, Ints, U64x2, prob_code, prob_of
+from monitor.core.events import DAY, FLAGGED, HOUR, MINUTE, Floats, Ints, U64x2, prob_code, prob_of
 
 SCORE_BINS = 20
 CLASSES = 2 * SCORE_BINS
@@ -109,8 +109,8 @@ def audit(score: Floats, per_day: int, expected: float) -> Floats:
     `expected` is the sum of sqrt(score) a day of the rows that are drawn from (Volume.per_day). A miss has a chance of about
     its score, and the variance of recall is least where the draw follows its square root (Neyman, 1934).
     """
-    if expected <= 0:
-        return np.ones(len(score))
+    if expected <= 0:  # all scores are 0
+        return _kept(np.full(len(score), LEAST))
     return _kept(np.clip(np.sqrt(score) * (per_day / expected), LEAST, 1.0))
 
 
@@ -166,14 +166,14 @@ class Volume:
         """Return the rows a day of each class, shape (CLASSES,), and the sum of sqrt(score) a day; None before `least` ms.
 
         They are those of the 24 whole hours before that of the newest row and of what has passed of this one, or of the time
-        since the first row. Rows tell the time, so history that is read in has the rate that it had.
+        since the first row, at least a minute. Rows tell the time, so history that is read in has the rate that it had.
         """
         if self.since is None or self.newest is None:
             return None
         seen = self.newest - max(self.since, (self.newest // HOUR - _HOURS) * HOUR)
         if seen < least:
             return None
-        sums = np.sum(list(self.hours.values()), axis=0) * (DAY / seen)
+        sums = np.sum(list(self.hours.values()), axis=0) * (DAY / max(seen, MINUTE))
         return sums[:CLASSES], float(sums[CLASSES])
 
     def to_json(self) -> str:

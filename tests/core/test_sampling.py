@@ -164,11 +164,14 @@ def test_the_draw_is_the_id():
 
 
 def test_audit_probabilities():
-    """A pick is proportional to the root of the score, never sure to be passed over, and sure where few rows are expected."""
+    """A pick is proportional to the root of the score, never sure to be passed over, and sure where few rows are expected.
+
+    Rows that all score 0 hide no misses.
+    """
     q = audit(np.array([0.0, 0.04, 0.16, 1.0]), 10, 100.0)
     assert q == pytest.approx([LEAST, 0.02, 0.04, 0.1], rel=3e-4)
     assert (audit(np.array([0.25, 1.0]), 10, 5.0) == 1).all()
-    assert (audit(np.array([0.0, 0.5]), 10, 0.0) == 1).all()
+    assert audit(np.zeros(2), 10, 0.0) == pytest.approx([LEAST, LEAST], rel=3e-4)
 
 
 def test_reviews_stay_in_their_daily_budget():
@@ -197,7 +200,8 @@ def test_volume_is_a_rate_of_the_last_day():
     def at(minute):
         return Volume().add(np.full(3, START + minute * MINUTE), of, roots(score, verdict))
 
-    assert Volume().per_day() is None
+    assert Volume().per_day() is Volume().per_day(0) is None
+    assert at(30).per_day(0)[1] == 24 * 60  # as if it had come in a minute
     assert (at(30) + at(89)).per_day() is None
     rows, root = (at(30) + at(90)).per_day()
     assert (rows == 24 * 2 * np.bincount(of, minlength=CLASSES)).all()
