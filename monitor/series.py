@@ -68,7 +68,9 @@ SERIES: dict[str, Series] = {
     "scorewatch_score": Series("histogram", _VERSION, "Scores stored since the agent started, in steps of .05."),
     "scorewatch_scored": Series("gauge", _WINDOW, "Predictions in the window."),
     "scorewatch_labelled": Series("gauge", _WINDOW, "Predictions of the mature window whose outcome counts."),
-    "scorewatch_never_labelled": Series("gauge", _VERSION, "Predictions of the last 28 mature days without a label."),
+    "scorewatch_never_labelled": Series(
+        "gauge", _VERSION, "Predictions of the last 28 mature days that waited for a label and got none."
+    ),
     "scorewatch_matured": Series("gauge", _VERSION, "Predictions of the last 28 mature days."),
     "scorewatch_label_coverage": Series(
         "gauge",
@@ -83,7 +85,9 @@ SERIES: dict[str, Series] = {
         "gauge", _VERSION, "The smallest horizon by which .98 of the labels come that come before corrections end."
     ),
     "scorewatch_late_labels_share": Series("gauge", _VERSION, "Share of those labels that come after the configured horizon."),
-    "scorewatch_waiting_predictions": Series("gauge", _VERSION, "Predictions of days that are not mature yet."),
+    "scorewatch_waiting_predictions": Series(
+        "gauge", _VERSION, "Predictions of days that are not mature yet which wait for their label."
+    ),
     "scorewatch_known_so_far": Series("gauge", _VERSION, "Waiting predictions that have a label already; no measurement."),
     "scorewatch_estimate_available": Series(
         "gauge",
