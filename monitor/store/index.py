@@ -79,7 +79,10 @@ class Index:
         if self._next is not None and self.used + n > _FULL * len(self.entries):
             if self._old is not None:
                 self._move(len(self._old))
-            self._old, self.entries, self._next = self.entries, self._next, None
+            need = (waiting + n + len(self.entries) / _MOVED) / _FULL
+            # More at once than was prepared for: they wait for a larger table rather than for a free entry that never comes.
+            fresh = self._next if len(self._next) >= need else np.zeros(_size(need), np.uint32)
+            self._old, self.entries, self._next = self.entries, fresh, None
             self.used = self._moved = 0
             self._move(max(_AT_LEAST, _MOVED * n))
         self._add(h1, slots)

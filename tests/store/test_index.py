@@ -77,6 +77,19 @@ def test_the_dead_are_not_found_but_passed_by():
     np.testing.assert_array_equal(r.index.find(key[:100]), [*range(100, 140), *range(40, 100)])
 
 
+@pytest.mark.parametrize("first", [2_000, 2_100, 2_400, 9_000])
+def test_more_at_once_than_was_prepared_for(first):
+    """A large batch finds room whenever it comes, also when a smaller next table was prepared already."""
+    n = 300_000
+    key = keys(n)
+    r = Rows(key)
+    for at in range(0, first, 100):
+        r.insert(at, at + 100)
+    r.insert(first, n)
+    assert len(r.index.entries) > n
+    np.testing.assert_array_equal(r.index.find(key), np.arange(n))
+
+
 @pytest.mark.parametrize("batch", [1, 700, 20_000])
 def test_grows_a_little_at_a_time(batch):
     """While a table is replaced each lookup finds all rows, and no insert moves more than it may."""
