@@ -13,16 +13,20 @@ from monitor.core.tables import ROW
 from monitor.store.index import Index
 
 CAPACITY = 1 << 18
+"""So many of the newest rows are known by their ids, and so many may wait to be counted."""
 
 
 class Passing:
     """Rows `counted` to `tail` - 1 are not in any stored table yet; older ones are kept to know a repeated id by.
 
     The log says how far `tail` and `counted` are; `seen` is how far tables in memory go. The file appears with the first row.
+    It has twice the slots: what a write that is not committed yet puts there must not take the place of a row that is known,
+    or after a crash in between it would be taken for that row and not be counted when it is sent again.
     """
 
     def __init__(self, folder: Path, counted: int, tail: int, durable: bool = True) -> None:
         self.path, self.durable = folder / "passing.bin", durable
+        self.slots = 2 * CAPACITY
         self.counted = self.seen = counted
         self.tail = tail
         self._fd = -1
@@ -34,7 +38,7 @@ class Passing:
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o640)
         # Blocks are taken now: reading a mapped page that a full disk does not have would kill the process with SIGBUS.
-        os.posix_fallocate(self._fd, 0, CAPACITY * ROW.itemsize)
+        os.posix_fallocate(self._fd, 0, self.slots * ROW.itemsize)
         if self.durable:
             os.fsync(self._fd)
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -42,7 +46,7 @@ class Passing:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        self.rows = np.memmap(self.path, ROW, "r", shape=(CAPACITY,)).view(np.ndarray)
+        self.rows = np.memmap(self.path, ROW, "r", shape=(self.slots,)).view(np.ndarray)
         self.index = self._empty_index()
         self._add(max(0, self.tail - CAPACITY), self.tail)
 
@@ -54,13 +58,13 @@ class Passing:
         """Put rows first to last - 1 into the index."""
         for number, slots in self._pieces(first, last):
             at = np.arange(slots.start, slots.stop, dtype=np.int64)
-            waiting = min(number, CAPACITY - len(at))
+            waiting = min(number, self.slots - len(at))
             self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), at, waiting)
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
         while first < last:
-            at = first % CAPACITY
-            n = min(last - first, CAPACITY - at)
+            at = first % self.slots
+            n = min(last - first, self.slots - at)
             yield first, slice(at, at + n)
             first += n
 

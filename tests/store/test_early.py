@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from monitor.core.events import DAY, HOUR, prob_code
-from monitor.core.tables import NAMED, NO_AUDIT, PASSED_OVER, PICKED, not_waiting, tables
+from monitor.core.tables import NAMED, NO_AUDIT, PASSED_OVER, PICKED, ROW, not_waiting, tables
 from monitor.store import HELD, NEWS, NOT_SAMPLED, OLD_NEWS, TOO_OLD, UNKNOWN, UNLIKE, Drawn, Store, early, passing
 from stores import T0, append, close, crash, labels, outcomes, predictions
 
@@ -192,6 +192,22 @@ def test_the_short_ring_goes_round(reopen, monkeypatch):
         assert append(store, ids) == [False] * 40
     assert store.passing.room == 64
     assert store.tail == 0
+
+
+def test_rows_that_were_not_committed_are_not_known(reopen, monkeypatch):
+    """Rows written before a kill but not committed are new when they are sent again, wherever in the short ring they are."""
+    monkeypatch.setattr(passing, "CAPACITY", 64)
+    store = reopen()
+    for i in range(10):
+        ids = [f"{i}-{j}" for j in range(40)]
+        rows = np.zeros(40, ROW)
+        rows["h1"], rows["h2"] = (predictions(store, ids).ids ^ store.hasher.version("m", "1")).T
+        store.passing.write(rows)
+        store = reopen()
+        assert store.append(predictions(store, ids), {}, drawn([False] * 40)).all()
+        assert append(store, ids + [f"{i - 1}-{j}" for j in range(20, 40)]) == [False] * 40 + [i == 0] * 20
+        store.passing.seen = store.passing.tail
+        store.save_passed()
 
 
 def test_picks_keep_their_id(reopen):
