@@ -415,6 +415,8 @@ class Agent:
             w, span = self.watched.get(code), self.store.spans.get((code, day))
             if w is None or ((code, day) in self.store.closed and (code, day) not in self.store.recount):
                 continue
+            if day < self.store.left.get(code, 0):
+                continue  # rows left while its model was not in the configuration: what is there would be a false total
             matures = matures_at(day, w.model.labels.longest)
             # History that is being read in right now: its labels may be in the next request.
             arriving = matures < started and (code, day) in self.store.touched

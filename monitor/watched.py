@@ -206,8 +206,9 @@ class Watched:
         return {d for d in there if d >= self.store.left.get(self.code, 0) and (self.code, d) in self.store.closed}
 
     def waiting(self) -> list[int]:
-        """Return the days that are not closed."""
-        return sorted(d for v, d in self.store.spans if v == self.code and (v, d) not in self.store.closed)
+        """Return the days that are not closed and have all of their rows."""
+        left = self.store.left.get(self.code, 0)
+        return sorted(d for v, d in self.store.spans if v == self.code and d >= left and (v, d) not in self.store.closed)
 
     def active(self, now: int) -> bool:
         """Return whether the version is still spoken of: it has events, days that wait, or a last day that just matured."""
@@ -319,7 +320,8 @@ class Watched:
         if self.baseline is None:
             days = [day] if day > first or earlier else []
         else:
-            kept = [d for d in earlier[-27:] if (self.code, d) in self.store.spans]
+            left = self.store.left.get(self.code, 0)
+            kept = [d for d in earlier[-27:] if d >= left and (self.code, d) in self.store.spans]
             days = [*kept, day] if self.baseline.provenance["days"] == 1 and len(kept) == 27 else []
         if not days:
             return

@@ -99,6 +99,26 @@ def test_rows_of_a_removed_model_leave(program):
     assert p.agent.store.tail - p.agent.store.head == 0
 
 
+def test_a_model_comes_back_after_a_part_of_its_rows_left(program):
+    """A day that was never closed and of which rows left meanwhile is not closed with what is there, and holds nothing back."""
+    both = CONFIG.format(more="").replace("24h", "90d") + "  gone: {labels: {horizon: 24h, corrections: 2d}}\n"
+    p = program().again(both)
+    p.scores(0, model="gone")
+    p.scores(0)
+    p.scores(0, model="gone", n=600)
+    p.again(both.replace("gone", "other"))
+    p.now(80)
+    assert (p.agent.store.head, p.agent.store.left) == (300, {0: DAY0 + 1})
+    p.again(both)
+    p.scores(80, model="gone")
+    p.now(83)
+    assert sorted(p.agent.store.closed) == [(0, DAY0 + 80)]
+    assert next(w for w in p.agent.watched.values() if w.model.name == "gone").waiting() == []
+    p.agent.publish()
+    p.now(95)
+    assert p.agent.store.head == p.agent.store.tail
+
+
 def test_a_day_waits_for_the_longest_horizon_of_its_verdicts(program):
     """A day is closed when the verdict whose outcomes come last is mature, and its rows stay for corrections after that."""
     p = program(

@@ -728,12 +728,15 @@ class Store:
     ) -> int:
         """Return the first row that has to stay: rows before it are of closed and counted days past their corrections.
 
-        Days of a version that `keep_from` does not have are nobody's any more and hold nothing back.
+        Days of a version that `keep_from` does not have are nobody's any more and hold nothing back, as do those of which
+        rows left.
         """
         staying = [
             s.first
             for (v, d), s in self.spans.items()
-            if v in keep_from and ((v, d) not in closed or d >= keep_from[v] or (v, d) in recount)
+            if v in keep_from
+            and d >= self.left.get(v, 0)
+            and ((v, d) not in closed or d >= keep_from[v] or (v, d) in recount)
         ]
         return max(self.head, min(staying, default=self.tail))
 
