@@ -421,7 +421,7 @@ class Agent:
             # History that is being read in right now: its labels may be in the next request.
             arriving = matures < started and (code, day) in self.store.touched
             if matures <= now and not arriving and (span is None or span.last > self.store.head):
-                closing |= {(code, d): tables for d, tables in w.close(day, now).items()}
+                closing |= {(code, d): tables for d, tables in w.close(day).items()}
         return closing
 
     def _count_open(self) -> None:

@@ -274,7 +274,7 @@ class Watched:
             for code, n in zip(*(a.tolist() for a in np.unique(mine["policy"], return_counts=True)), strict=True):
                 named[code] = named.get(code, 0) + n
 
-    def close(self, day: int, now: int) -> dict[int, dict[str, Table]]:
+    def close(self, day: int) -> dict[int, dict[str, Table]]:
         """Return the final tables of a day by slice, and with them those of earlier days whose slices changed."""
         slices = self.slices
         if self.baseline is None or self.baseline.provenance["kind"] == "observed":
@@ -284,7 +284,6 @@ class Watched:
         self.days |= final
         self.open_months.add(month_of(day))
         self.revision += 1
-        self.recount(now)
         return final
 
     def _final(self, day: int) -> dict[str, Table]:

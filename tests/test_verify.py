@@ -109,6 +109,20 @@ def test_new_slices_have_old_days_counted_again(program):
     assert (found(p)["differences"], found(p)["versions"][0]["equal"]) == ([], 28)
 
 
+def test_hours_are_counted_once_when_slices_change(program):
+    """Rows that came since the hours were counted last are counted once, also when a tick in between freezes new slices."""
+    p = program(SEGMENTS)
+    for day in range(3):
+        given, _ = events(day)
+        p.send("predictions", given[:500])
+        p.agent.publish()
+        p.send("predictions", given[500:])
+    assert p.agent.watched[0].slices == ("all",)
+    p.now(3)
+    assert len(p.agent.watched[0].slices) > 1
+    assert found(p)["differences"] == []
+
+
 @pytest.mark.parametrize("change", [("horizon: 24h", "horizon: 25h"), ("corrections: 2d", "corrections: 20d")])
 def test_another_horizon_has_days_counted_again(program, change):
     """Delays are counted by the horizon: another one in the configuration marks the days that still have rows."""
