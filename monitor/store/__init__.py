@@ -192,6 +192,9 @@ class Store:
         self.left: dict[int, int] = {int(v): day for v, day in json.loads(meta.get("left", "{}")).items()}
         self.touched: set[tuple[int, int]] = set()
         self.refused = {"unknown_id": 0, "not_sampled": 0, "label_prob": 0}
+        self._with_passed = {v for v, _, _ in self.passed}
+        for rows in self.passing.since(self.passing.counted):
+            self._with_passed.update(np.unique(rows["version"]).tolist())
         self.early = Early(self.log.db)
         self.newest: dict[int, int] = {}
         self.conflicts = self.overflown_combos = 0
@@ -251,8 +254,8 @@ class Store:
         return self.index.find(keys)
 
     def versions_of(self, model: str) -> list[int]:
-        """Return the codes of the versions of a model that have rows."""
-        with_rows = {v for v, _ in self.spans}
+        """Return the codes of the versions of a model that have rows, whether or not any of them wait."""
+        with_rows = {v for v, _ in self.spans} | self._with_passed
         return [v for v in sorted(with_rows) if self.versions.names[v][0] == model]
 
     def full_versions(self, names: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -331,6 +334,7 @@ class Store:
         self._masks = masks
         self.positions.update(positions)
         self.passing.advance(len(passed))
+        self._with_passed.update(np.unique(passed["version"]).tolist())
         if len(added):
             self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail), self.tail - self.head)
             self._extend_spans(self.tail, added)
@@ -668,6 +672,7 @@ class Store:
         self._passed_put()
         for key in over:
             del self.passed[key]
+        self._with_passed = {v for v, _, _ in self.passed}
         self._early_left(gone)
         self.closed, self.left = {k: v for k, v in closed.items() if k not in past}, left
         self.recount -= days.keys()
@@ -734,9 +739,7 @@ class Store:
         staying = [
             s.first
             for (v, d), s in self.spans.items()
-            if v in keep_from
-            and d >= self.left.get(v, 0)
-            and ((v, d) not in closed or d >= keep_from[v] or (v, d) in recount)
+            if v in keep_from and d >= self.left.get(v, 0) and ((v, d) not in closed or d >= keep_from[v] or (v, d) in recount)
         ]
         return max(self.head, min(staying, default=self.tail))
 

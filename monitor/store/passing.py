@@ -52,13 +52,18 @@ class Passing:
 
     def _empty_index(self) -> Index:
         rows = min(self.tail, CAPACITY)
-        return Index(rows, lambda slots: self.rows[slots], lambda slots: np.ones(len(slots), bool))
+        return Index(rows, lambda slots: self.rows[slots], self._live)
+
+    def _live(self, slots: NDArray[np.uint32]) -> Bools:
+        """Return which slots hold one of the newest CAPACITY rows."""
+        live: Bools = (self.tail - 1 - slots.astype(np.int64)) % self.slots < CAPACITY
+        return live
 
     def _add(self, first: int, last: int) -> None:
         """Put rows first to last - 1 into the index."""
         for number, slots in self._pieces(first, last):
             at = np.arange(slots.start, slots.stop, dtype=np.int64)
-            waiting = min(number, self.slots - len(at))
+            waiting = min(number, CAPACITY)
             self.index.insert(np.ascontiguousarray(self.rows["h1"][slots]), at, waiting)
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, slice]]:

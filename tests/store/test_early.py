@@ -177,6 +177,19 @@ def test_rows_that_do_not_wait_are_counted_once(reopen):
     assert (store.passed, store.log.passed()) == ({}, {})
 
 
+def test_versions_of_which_no_row_waits_are_versions(reopen):
+    """They count towards the bound on versions, over a kill, too, and a label for such a row is told that it did not wait."""
+    store = reopen()
+    for i in range(16):
+        store.append(predictions(store, ["a"], version=("m", str(i))), {}, drawn([False]))
+        store = reopen()
+    assert store.full_versions([("m", "3"), ("m", "16")]) == {("m", "16")}
+    assert label(store, ("a", 1, T0, 0, None), ("b", 1, T0, 0, None)) == [NOT_SAMPLED, HELD]
+    store.passing.seen = store.passing.tail
+    store.record(T0 + HOUR, {}, {}, [], {})
+    assert store.full_versions([("m", "16")]) == set()
+
+
 def test_the_short_ring_goes_round(reopen, monkeypatch):
     """Rows that were counted make room; the newest are still known by their ids."""
     monkeypatch.setattr(passing, "CAPACITY", 64)
