@@ -206,10 +206,13 @@ class Store:
     def _check_files(self, blocks: Mapping[int, int]) -> None:
         """Refuse to go on with what the log counts on and the files have not: new files would hold zeros in its place."""
         size = int(self.meta["block"])
+        needs = {"passing": Passing.file_size() if self.meta.get("passing_tail") else 0}
         for name, dtype, last in (("rows", ROW, self.tail), ("labels", LABEL, int(self.meta["labels_tail"]))):
+            n = 1 + max((physical for physical, logical in blocks.items() if logical * size < last), default=-1)
+            needs[name] = n * size * dtype.itemsize
+        for name, need in needs.items():
             path = self.folder / f"{name}.bin"
-            need = 1 + max((physical for physical, logical in blocks.items() if logical * size < last), default=-1)
-            if need and (not path.exists() or path.stat().st_size < need * size * dtype.itemsize):
+            if need and (not path.exists() or path.stat().st_size < need):
                 raise StateError(f"{path}: missing or too short; restore it together with log.db or use a new `state`")
 
     def _reindex(self) -> None:
@@ -762,9 +765,11 @@ class Store:
         self.passing.close()
 
     def close(self) -> None:
-        """Checkpoint and close all files."""
-        self.checkpoint()
-        self.abandon()
+        """Checkpoint and close all files, these also when the checkpoint fails."""
+        try:
+            self.checkpoint()
+        finally:
+            self.abandon()
 
 
 def _days_of(keys: Ints) -> set[tuple[int, int]]:

@@ -26,7 +26,7 @@ class Passing:
 
     def __init__(self, folder: Path, counted: int, tail: int, durable: bool = True) -> None:
         self.path, self.durable = folder / "passing.bin", durable
-        self.slots = 2 * CAPACITY
+        self.slots = self.file_size() // ROW.itemsize
         self.counted = self.seen = counted
         self.tail = tail
         self._fd = -1
@@ -35,10 +35,15 @@ class Passing:
         if tail:
             self._open()
 
+    @staticmethod
+    def file_size() -> int:
+        """Return how many bytes the file has once it is there."""
+        return 2 * CAPACITY * ROW.itemsize
+
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o640)
         # Blocks are taken now: reading a mapped page that a full disk does not have would kill the process with SIGBUS.
-        os.posix_fallocate(self._fd, 0, self.slots * ROW.itemsize)
+        os.posix_fallocate(self._fd, 0, self.file_size())
         if self.durable:
             os.fsync(self._fd)
             folder = os.open(self.path.parent, os.O_RDONLY)

@@ -9,8 +9,8 @@ import pytest
 
 import monitor.store
 from monitor.core.events import DAY
-from monitor.core.tables import LABEL
-from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, Span, StateError, Store
+from monitor.core.tables import LABEL, NO_AUDIT
+from monitor.store import NEWS, OLD_NEWS, TOO_OLD, UNKNOWN, Drawn, Span, StateError, Store
 from monitor.store.ring import Ring
 from stores import T0, append, close, crash, label, outcomes, predictions
 
@@ -498,12 +498,14 @@ def test_where_a_state_cannot_be(tmp_path):
     assert str(e.value) == f"{tmp_path}/file/state: Not a directory; make it writable or choose another `state`"
 
 
-@pytest.mark.parametrize("name", ["rows", "labels"])
+@pytest.mark.parametrize("name", ["rows", "labels", "passing"])
 @pytest.mark.parametrize("cut", [None, 100])
 def test_lost_files(tmp_path, name, cut):
     """Rows that the log has and the files have not are never taken for zeros: the state is refused."""
     store = Store(tmp_path / "state")
-    append(store, ["a"])
+    codes = np.zeros(2, np.uint16)
+    drawn = Drawn(np.array([True, False]), codes, np.full(2, NO_AUDIT, np.uint8), codes, np.zeros(2, bool), np.zeros(2, np.int64))
+    store.append(predictions(store, ["a", "b"]), {}, drawn)
     store.close()
     path = tmp_path / "state" / f"{name}.bin"
     if cut is None:
@@ -513,6 +515,18 @@ def test_lost_files(tmp_path, name, cut):
     with pytest.raises(StateError) as e:
         Store(tmp_path / "state")
     assert str(e.value) == f"{path}: missing or too short; restore it together with log.db or use a new `state`"
+
+
+def test_a_failed_checkpoint_leaves_the_directory_free(tmp_path):
+    """A store that cannot write its last checkpoint is closed all the same, and another can be opened while it is still there."""
+    store = Store(tmp_path / "state")
+    append(store, ["a"])
+    store.log.db.execute("pragma query_only = 1")
+    with pytest.raises(sqlite3.OperationalError):
+        store.close()
+    again = Store(tmp_path / "state")
+    assert again.tail == 1
+    again.close()
 
 
 def test_random_streams_equal_a_dict(small, reopen):
