@@ -53,7 +53,7 @@ from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
-from monitor.watched import Watched, baseline_checksum
+from monitor.watched import Watched, add_passed, baseline_checksum
 
 log = logging.getLogger("scorewatch")
 
@@ -165,6 +165,9 @@ class Agent:
             baseline = replace(baseline, version=version, provenance={"kind": "inherited", "from": baseline.version})
         self.watched[code].begin(baseline, self.clock.now)
         return self.watched[code]
+
+    def _watching(self, code: int) -> Watched | None:
+        return self.watched.get(code) or self._watch(code)
 
     def decoder(self) -> Decoder:
         """Return a decoder for the configured models; each thread needs its own."""
@@ -281,7 +284,7 @@ class Agent:
             code = self.store.versions.code.get((name, version))
             if code is None:
                 continue  # all of its events were rejected
-            w = self.watched.get(code) or self._watch(code)
+            w = self._watching(code)
             if w is not None and n:
                 newest = int(p.ts[p.version.codes == index].max())
                 w.seen = max(w.seen, newest if isinstance(self.clock, EventClock) else self.clock.now)
@@ -395,13 +398,17 @@ class Agent:
         """Bring the tables of the last hours forward by the rows since the last time."""
         for rows in self.store.rows_since(self.counted):
             for code in np.unique(rows["version"]).tolist():
-                if (w := self.watched.get(code)) is not None:
+                if (w := self._watching(code)) is not None:
                     w.count(rows[rows["version"] == code], now)
         self.counted = self.store.tail
         for rows in self.store.passing.since(self.store.passing.seen):
             for code in np.unique(rows["version"]).tolist():
-                if (w := self.watched.get(code)) is not None:
-                    w.count_passed(rows[rows["version"] == code], now)
+                mine = rows[rows["version"] == code]
+                if (w := self._watching(code)) is not None:
+                    w.count_passed(mine, now)
+                else:  # its model was just taken out of the configuration, perhaps by mistake
+                    every = np.zeros((1, len(self.store.combos.names)), np.int32)
+                    add_passed(self.store, code, mine, ("all",), every)
         self.store.passing.seen = self.store.passing.tail
         for w in self.watched.values():
             w.recount(now)

@@ -74,6 +74,15 @@ def summary(table: Table, rules: tuple[LabelRule, ...], key: Key, window: str, e
     return measure(readings.mature(table, rules), key, window, edges, None, _SUMMARY)
 
 
+def add_passed(store: Store, code: int, rows: NDArray[Any], slices: tuple[str, ...], members: NDArray[np.int32]) -> None:
+    """Add rows of a version that do not wait to the tables of their days and hours; `members` says which slices have them."""
+    for kind, unit in (("day", DAY), ("hour", HOUR)):
+        at = rows["ts"] // unit
+        for i in np.unique(at).tolist():
+            made = tables(rows[at == i], None, members, len(slices))
+            store.add_passed((code, kind, i), {name: not_waiting(t) for name, t in zip(slices, made, strict=True)})
+
+
 @dataclass(slots=True)
 class Mature:
     """What mature windows said, and from which days under which threshold; made anew only when those change."""
@@ -241,12 +250,7 @@ class Watched:
         """Count rows that do not wait for a label, which will not be there to be counted again."""
         self.count(rows, now)
         self._members()
-        for kind, unit in (("day", DAY), ("hour", HOUR)):
-            at = rows["ts"] // unit
-            for i in np.unique(at).tolist():
-                made = tables(rows[at == i], None, self.members, len(self.slices))
-                named = {name: not_waiting(t) for name, t in zip(self.slices, made, strict=True)}
-                self.store.add_passed((self.code, kind, i), named)
+        add_passed(self.store, self.code, rows, self.slices, self.members)
 
     def recount(self, now: int) -> None:
         """Count stale hours from the rows: at start, and when a new baseline changed the slices."""

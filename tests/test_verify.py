@@ -12,7 +12,7 @@ from monitor import cli, verify
 from monitor.core.days import iso
 from monitor.core.events import DAY, HOUR, MINUTE
 from monitor.core.tables import EMPTY
-from monitor.store import Store
+from monitor.store import Store, passing
 from test_agent import CONFIG, DAY0, Program, program
 
 __all__ = ["program"]
@@ -164,6 +164,36 @@ def test_rows_of_the_running_hour_that_did_not_wait_survive_a_restart(program):
     assert found(p)["equal"], found(p)
     p.agent.publish()
     assert [t.n for (t,) in p.agent.watched[0].hours.values()] == [6 * 300, 4 * 300]
+
+
+def test_hours_after_the_last_tick_survive_a_restart(program, monkeypatch):
+    """Rows that did not wait and came after the last tick, so many that they were counted before the next, stay counted."""
+    monkeypatch.setattr(passing, "CAPACITY", 64)
+    p = program("", "waiting: {rows: 100}\ntick: 12h\n")
+    p.scores(0, n=3_000)
+    assert p.agent.store.passed
+    p.again()
+    p.agent.publish()
+    p.now(1)
+    p.agent.publish()
+    (n,) = {e.n for e in p.agent.snapshot.estimates if (e.metric, e.window, e.key.slice) == ("mean_score", "24h", "all")}
+    assert n == 3_000
+
+
+def test_rows_that_do_not_wait_of_a_model_taken_out_for_a_while(program):
+    """Those that no tick had counted when the model was taken out of the configuration are counted when it is back."""
+    both = "  b: {labels: {horizon: 24h}, segments: [country]}\nwaiting: {rows: 100}\n"
+    p = program("", both)
+    p.now(0.5)
+    p.now(0.99)
+    p.scores(0, n=3_000, model="b")
+    assert p.agent.store.passing.tail > p.agent.store.passing.seen
+    p.again(CONFIG.format(more="") + "waiting: {rows: 100}\n")
+    p.now(1)
+    p.again(CONFIG.format(more="") + both)
+    p.now(3)
+    assert p.agent.store.log.day(0, DAY0)["all"].n == 3_000
+    assert found(p)["differences"] == []
 
 
 # Damage: each kind is found and named.
