@@ -42,6 +42,7 @@ _MAX_CODES = 60_000
 _KEPT_DAYS = 400
 _HITS_PER_CHECKPOINT = 1 << 20
 _CHECKPOINT_PARTS = 32
+_HITS_PER_STEP = 1 << 14
 _MOST_CELLS = 1 << 16
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "ceph", "glusterfs", "afs")
 
@@ -353,6 +354,7 @@ class Store:
         self.touched |= touched
         self.changed |= touched
         self.recount |= late
+        self._go_on_with_checkpoint(len(hits))
         return fresh
 
     def _labels_for(
@@ -499,8 +501,7 @@ class Store:
             self.positions.update(positions)
             self._count_labels(old, hits["label"]["outcome"], day)
             self._apply(hits)
-            if self._hits > _HITS_PER_CHECKPOINT:
-                self._go_on_with_checkpoint()
+            self._go_on_with_checkpoint(len(hits))
         return became
 
     def _to_hold(
@@ -577,12 +578,18 @@ class Store:
         for _ in self._checkpoint(1):
             pass
 
-    def _go_on_with_checkpoint(self) -> None:
-        """Take the next step of the checkpoint that is under way or begin one, so that no caller waits for the whole of it."""
-        if self._checkpointing is None:
-            self._checkpointing = self._checkpoint(_CHECKPOINT_PARTS)
-        if next(self._checkpointing, _DONE) is _DONE:
-            self._checkpointing = None
+    def _go_on_with_checkpoint(self, hits: int) -> None:
+        """Take the next steps of a checkpoint when the log repeats many labels, so that no caller waits for the whole of it.
+
+        There are more of them for many hits, which else would come faster than the log forgets them.
+        """
+        for _ in range(1 + hits // _HITS_PER_STEP if hits else 0):
+            if self._hits <= _HITS_PER_CHECKPOINT:
+                return
+            if self._checkpointing is None:
+                self._checkpointing = self._checkpoint(_CHECKPOINT_PARTS)
+            if next(self._checkpointing, _DONE) is _DONE:
+                self._checkpointing = None
 
     def _checkpoint(self, parts: int) -> Iterator[None]:
         # Labels that come between the steps stay in the log. It forgets the oldest first: whatever it repeats of a row's

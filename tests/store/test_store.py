@@ -290,6 +290,24 @@ def test_a_checkpoint_in_steps(small, reopen, monkeypatch):
     assert (steps > 50, len(tails) > 10) == (True, True)
 
 
+@pytest.mark.parametrize("by", ["labels", "predictions"])
+def test_large_requests_do_not_outrun_the_checkpoint(small, reopen, monkeypatch, by):
+    """The log does not grow with the labels of large requests, nor with those that new rows of a second version take over."""
+    for name, value in (("_HITS_PER_CHECKPOINT", 200), ("_HITS_PER_STEP", 10)):
+        monkeypatch.setattr(monitor.store, name, value)
+    store = reopen()
+    ids = [str(i) for i in range(100)]
+    append(store, ids)
+    label(store, *((i, 1, T0, 0, None) for i in ids))
+    for step in range(1, 16):
+        if by == "labels":
+            label(store, *((i, step % 2, T0 + step * 1000, 0, None) for i in ids))
+        else:
+            append(store, ids, version=("m", str(step + 1)))
+        (kept,) = store.log.db.execute("select coalesce(sum(length(data)), 0) / 16 from hits").fetchone()
+        assert kept <= 600
+
+
 # Days.
 
 
