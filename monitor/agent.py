@@ -239,8 +239,11 @@ class Agent:
             nth = np.cumsum(drawn.waits)
             room = nth <= store.max_rows - (store.tail - store.head)
             crowded, drawn = drawn.waits & ~room, replace(drawn, waits=drawn.waits & room, picked=drawn.picked & room)
-            # So few at once that the next plan hears of a burst while it comes, and that the passing ring holds them.
-            n = min(int(np.searchsorted(nth, max(1, store.max_rows // 100), "right")), passing.CAPACITY, len(rest))
+            # So few at once that the next plan hears of a burst while it comes, before it takes the reviews of many days, and
+            # that the passing ring holds them. Where they end must not depend on the draw of a row that is drawn again then.
+            some_wait = 1 + int(np.searchsorted(nth, max(1, store.max_rows // 100)))
+            some_picked = 1 + int(np.searchsorted(np.cumsum(drawn.picked), self.sampler.picks_at_once(p)))
+            n = min(some_wait, some_picked, passing.CAPACITY, len(rest))
             some, drawn, part = rest.take(slice(n)), drawn.take(slice(n)), slice(first, first + n)
             if n - int(drawn.waits.sum()) > store.passing.room:
                 self._count(self.clock.last or 0)

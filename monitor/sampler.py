@@ -56,6 +56,11 @@ class Sampler:
         small = waiting + len(p) <= _BEGIN * self.rows
         return small and not self.sampled and not any(self.model(m).review for m, _ in p.version.names)
 
+    def picks_at_once(self, p: Predictions) -> int:
+        """Return how many of these predictions may be picked before the rate is looked at again: a tenth of a day's."""
+        budgets = [r for name, _ in p.version.names if (r := self.model(name).review)]
+        return max(1, min(budgets, default=10) // 10)
+
     def draw(self, p: Predictions, waiting: int) -> tuple[Drawn, Ints]:
         """Return what becomes of the predictions, and the class of each, to be given to `count`."""
         self._plan(waiting)

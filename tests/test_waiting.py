@@ -246,6 +246,18 @@ models:
 """
 
 
+def test_a_burst_after_few_rows_does_not_flood_the_reviewers(tmp_path):
+    """Of many rows in one request after hours with hardly any about a day's reviews are picked, not all."""
+    program = Program(tmp_path, AUDITED)
+    source = Source("m", 1 / 600, HOUR, None, 0.2, 1, audited=True)
+    for hour in range(3):
+        program.send(source.step(DAY0 * DAY + hour * HOUR, HOUR)[0])
+    source.rate = 50.0
+    (receipt,) = program.send(source.step(DAY0 * DAY + 3 * HOUR, HOUR // 3)[0])
+    assert receipt.accepted > 50_000
+    assert 20 < len(receipt.review) < 600
+
+
 def test_weekly_recall_from_reviews(tmp_path):
     """Of twenty weeks with 200 reviews a day 95 % intervals of recall cover the true one in at least 17.
 
