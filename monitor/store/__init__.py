@@ -17,7 +17,7 @@ from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table
 from monitor.formats.ids import Hasher
 from monitor.store import early
 from monitor.store.early import EARLY, Early, better
-from monitor.store.files import safe_name
+from monitor.store.files import make_folder, safe_name
 from monitor.store.index import MAX_SLOTS, Index
 from monitor.store.log import Log, StateError
 from monitor.store.passing import Passing
@@ -127,7 +127,7 @@ class Store:
     def __init__(self, folder: Path, hash_name: str = "xxh3", max_rows: int = MAX_SLOTS, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as e:
             raise StateError(f"{folder}: {e.strerror}; make it writable or choose another `state`") from None
         if (kind := _filesystem(folder.resolve())) in _NETWORK:
@@ -330,7 +330,7 @@ class Store:
             self.log.set_meta({"tail": tail, "passing_tail": self.passing.tail + len(passed)})
             if len(hits):
                 self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
-                self.early.use(self.log.db, slots)
+            self.early.use(self.log.db, slots)
             if drawn is not None and (picked := np.flatnonzero(fresh & drawn.picked)).size:
                 self._put_picks(p.take(picked), rows[picked], drawn.until[picked])
             self.log.set_positions(positions)
@@ -340,12 +340,12 @@ class Store:
         self.positions.update(positions)
         self.passing.advance(len(passed))
         self._with_passed.update(np.unique(passed["version"]).tolist())
+        self.early.held["used"][slots] = True
         if len(added):
             self.index.insert(np.ascontiguousarray(added["h1"]), self.ring.slots(self.tail, tail), self.tail - self.head)
             self._extend_spans(self.tail, added)
             self.tail = tail
             if len(hits):
-                self.early.held["used"][slots] = True
                 day = (added["version"].astype(np.int64) << 32) | (added["ts"] // DAY)
                 self._count_labels(
                     np.full(len(hits), -1, np.int8), hits["label"]["outcome"], day[hits["row"] - (tail - len(added))]
@@ -360,7 +360,7 @@ class Store:
     def _labels_for(
         self, rows: NDArray[Any], ids: U64x2, masks: Sequence[U64x2], names: Sequence[tuple[str, str]]
     ) -> tuple[NDArray[Any], Ints]:
-        """Return the labels (HIT) that wait for the new rows, and the slots of the held ones among them.
+        """Return the labels (HIT) that wait for the new rows, and the slots of the held ones that found theirs.
 
         A label that named no version is for all of them, those to come as well.
         """
@@ -382,7 +382,7 @@ class Store:
                 have = slot >= 0
                 have[have] = (self.ring.labels["outcome"][slot[have]] >= 0) & (self.ring.labels["label_prob"][slot[have]] < NAMED)
                 said = self.ring.labels[slot[have]]
-                found.append((mine[have], self.ring.rows["ts"][slot[have]] + said["delta"].astype(np.int64) * SECOND, said, 0))
+                found.append((mine[have], _time_of(self.ring.rows["ts"][slot[have]], said), said, 0))
         return self._winners(rows, found), np.unique(np.concatenate(slots)) if slots else np.empty(0, np.int64)
 
     def _winners(self, rows: NDArray[Any], found: list[tuple[Any, Ints, NDArray[Any], int]]) -> NDArray[Any]:
@@ -392,7 +392,7 @@ class Store:
             return np.empty(0, HIT)
         at = np.concatenate([f[0] for f in found])
         said = np.concatenate([f[2] for f in found])
-        said["delta"] = _delta(np.concatenate([f[1] for f in found]) - rows["ts"][at])
+        said["delta"] = _delta(np.concatenate([f[1] for f in found]), rows["ts"][at])
         said["label_prob"] = (said["label_prob"] & ~np.uint16(NAMED)) | np.concatenate(
             [np.full(len(f[0]), f[3], np.uint16) for f in found]
         )
@@ -453,7 +453,8 @@ class Store:
 
         A label without version goes to every version of its model that has the id. Highest revision wins, else the
         newest `ts`, else the later arrival. A label that changes a closed day marks it for recount. One whose prediction
-        is not there is held for it until `until`, unless that is past.
+        is not there is held for it until `until`, unless that is past; so is one without version that no row shows, since
+        labels that name a version won: it is for the versions to come.
         """
         became = np.full(len(labels), UNKNOWN, np.int8)
         which, slots = [], []
@@ -476,10 +477,16 @@ class Store:
                 which.append(hit[kept])
                 slots.append(slot[kept])
         prob = named if labels.label_prob is None else labels.label_prob | named
-        hits = np.empty(0, HIT)
+        hits, shadowed, displaced = np.empty(0, HIT), np.zeros(len(labels), bool), np.empty(0, EARLY)
         if which:
-            hits = self._hits_of(labels, prob, np.concatenate(which), np.concatenate(slots), became)
-        early = self._to_hold(labels, prob, keys, until, now, became)
+            of, at = np.concatenate(which), np.concatenate(slots)
+            like = _alike(self.ring.rows["label_prob"][at], prob[of])
+            became[of[~like]] = np.maximum(became[of[~like]], UNLIKE)
+            of, at = of[like], at[like]
+            hits, won = self._hits_of(labels, prob, of, at, became)
+            shadowed = self._shadowed(prob, of, at, hits)
+            displaced = self._displaced(labels, until, hits, won)
+        early = self._to_hold(labels, prob, keys, until, now, became, shadowed, displaced)
         if len(hits) or len(early) or positions:
             slot = self.ring.slots_of(hits["row"])
             rows, before = self.ring.rows[slot], self.ring.labels[slot]
@@ -505,11 +512,23 @@ class Store:
         return became
 
     def _to_hold(
-        self, labels: Labels, prob: NDArray[np.uint16], keys: U64x2, until: Ints, now: int, became: NDArray[np.int8]
+        self,
+        labels: Labels,
+        prob: NDArray[np.uint16],
+        keys: U64x2,
+        until: Ints,
+        now: int,
+        became: NDArray[np.int8],
+        shadowed: Bools,
+        displaced: NDArray[Any],
     ) -> NDArray[Any]:
-        """Return the labels (EARLY) to hold for their predictions; note in `became` which are and which say nothing new."""
-        at = np.flatnonzero((became == UNKNOWN) & (until > now))[-early.CAPACITY :]
-        if not len(at):
+        """Return the labels (EARLY) to hold: those of unknown ids, and those without version that no row shows.
+
+        Note in `became` which are held and which say nothing new.
+        """
+        at = np.flatnonzero(((became == UNKNOWN) | shadowed) & (until > now))[-early.CAPACITY :]
+        displaced = displaced[displaced["until"] > now][: early.CAPACITY - len(at)]
+        if not len(at) + len(displaced):
             return np.empty(0, EARLY)
         new = np.zeros(len(at), EARLY)
         new["h1"], new["h2"], new["ts"], new["until"] = keys[at, 0], keys[at, 1], labels.ts[at], until[at]
@@ -518,14 +537,16 @@ class Store:
             labels.revision[at],
             prob[at],
         )
+        new["used"] = shadowed[at]
         became[at] = OLD_NEWS
+        new, at = np.concatenate((displaced, new)), np.append(np.full(len(displaced), -1), at)
         _, group = np.unique(new[["h1", "h2"]], return_inverse=True)
         win = np.sort(_last_of(group.ravel(), new["label"]["revision"], new["ts"]))
         at, new = at[win], new[win]
         slot = self.early.find(np.stack((new["h1"], new["h2"]), axis=1))
         old = self.early.held[slot]
         keep = (slot < 0) | (better(old, new) & ((old["ts"] != new["ts"]) | (old["label"] != new["label"])))
-        became[at[keep]] = HELD
+        became[at[keep & (at >= 0)]] = HELD
         held: NDArray[Any] = new[keep]
         return held
 
@@ -536,13 +557,13 @@ class Store:
 
     def _hits_of(
         self, labels: Labels, prob: NDArray[np.uint16], which: NDArray[np.int64], slots: Ints, became: NDArray[np.int8]
-    ) -> NDArray[Any]:
-        """Return the labels that win, one per row, and note in `became` which did and which said nothing new."""
-        like = _alike(self.ring.rows["label_prob"][slots], prob[which])
-        became[which[~like]] = np.maximum(became[which[~like]], UNLIKE)
-        which, slots = which[like], slots[like]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the labels that win (HIT), one per row, and which labels of the request they are.
+
+        Note in `became` which won and which said nothing new.
+        """
         became[which] = np.maximum(became[which], OLD_NEWS)
-        delta = _delta(labels.ts[which] - self.ring.rows["ts"][slots])
+        delta = _delta(labels.ts[which], self.ring.rows["ts"][slots])
         # Of labels that agree in revision and time the last one in the request won, so `which` decides.
         order = np.argsort(which, kind="stable")
         win = order[_last_of(slots[order], labels.revision[which[order]], delta[order])]
@@ -559,7 +580,36 @@ class Store:
         hits["label"]["revision"] = revision[keep]
         hits["label"]["label_prob"] = prob[which[keep]]
         hits["label"]["delta"] = delta[keep]
-        return hits
+        return hits, which[keep]
+
+    def _shadowed(self, prob: NDArray[np.uint16], which: NDArray[np.int64], slots: Ints, hits: NDArray[Any]) -> Bools:
+        """Return which labels of the request have no version and will be on no row, nor will a better one like them."""
+        out = np.zeros(len(prob), bool)
+        if (prob >= NAMED).all():
+            return out
+        after = self.ring.labels["label_prob"][slots]
+        if len(hits):
+            at = self.ring.slots_of(hits["row"])
+            order = np.argsort(at)
+            place = order[np.minimum(np.searchsorted(at, slots, sorter=order), len(at) - 1)]
+            after = np.where(at[place] == slots, hits["label"]["label_prob"][place], after)
+        out[which[prob[which] < NAMED]] = True
+        out[which[after < NAMED]] = False
+        return out
+
+    def _displaced(self, labels: Labels, until: Ints, hits: NDArray[Any], won: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the labels without version (EARLY) that rows lose to labels that name one."""
+        slots = self.ring.slots_of(hits["row"])
+        old = self.ring.labels[slots]
+        lose = (old["outcome"] >= 0) & (old["label_prob"] < NAMED) & (hits["label"]["label_prob"] >= NAMED)
+        old, won = old[lose], won[lose]
+        out = np.zeros(len(old), EARLY)
+        out["h1"], out["h2"] = labels.ids[won, 0], labels.ids[won, 1]
+        out["ts"] = _time_of(self.ring.rows["ts"][slots[lose]], old)
+        out["until"] = out["ts"] + until[won] - labels.ts[won]
+        out["label"], out["used"] = old, True
+        out["label"]["delta"] = 0
+        return out
 
     def _count_labels(self, old: NDArray[np.int8], new: NDArray[np.int8], day: Ints) -> None:
         self.corrections["0_to_1"] += int(((old == 0) & (new == 1)).sum())
@@ -784,9 +834,19 @@ def _days_of(keys: Ints) -> set[tuple[int, int]]:
     return {(k >> 32, k & 0xFFFFFFFF) for k in keys.tolist()}
 
 
-def _delta(ms: Ints) -> Ints:
-    """Return the seconds of label times after their predictions, within what a label record holds."""
-    return np.clip(ms // SECOND, -(2**31) + 1, 2**31 - 1)
+def _delta(label: Ints, prediction: Ints) -> Ints:
+    """Return the seconds from prediction to label, within what a label record holds.
+
+    Both times are cut to whole seconds, so that the label's time is the same whichever row it is told from.
+    """
+    seconds: Ints = np.clip(label // SECOND - prediction // SECOND, -(2**31) + 1, 2**31 - 1)
+    return seconds
+
+
+def _time_of(prediction: Ints, label: NDArray[Any]) -> Ints:
+    """Return the time of labels (LABEL) in ms, cut to whole seconds."""
+    ms: Ints = (prediction // SECOND + label["delta"]) * SECOND
+    return ms
 
 
 def _counts_otherwise(old: NDArray[Any], new: NDArray[Any]) -> Bools:

@@ -16,7 +16,7 @@ CAPACITY = 1 << 18
 
 EARLY = np.dtype([("h1", "<u8"), ("h2", "<u8"), ("ts", "<i8"), ("until", "<i8"), ("label", LABEL), ("used", "?")])
 """A held label: hash of model and id (XOR the mask of the version that it names), its time, until when it is held, and
-whether a prediction took it already; others of the same id may follow. `label.delta` means nothing here."""
+whether a prediction of it came already; others of the same id may follow. `label.delta` means nothing here."""
 
 
 class Early:
@@ -60,7 +60,7 @@ class Early:
         return victims
 
     def use(self, db: sqlite3.Connection, slots: Ints) -> None:
-        """Write that predictions took these labels."""
+        """Write that predictions of these labels came."""
         db.executemany("update early set used = 1 where h1 = ? and h2 = ?", _keys(self.held[slots]))
 
     def expired(self, db: sqlite3.Connection, now: int) -> NDArray[Any]:

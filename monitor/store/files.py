@@ -1,4 +1,4 @@
-"""Names that are safe as file names, and whole files or none."""
+"""Names that are safe as file names, folders whose names are on the disk, and whole files or none."""
 
 import hashlib
 import os
@@ -17,17 +17,30 @@ def safe_name(text: str) -> str:
     return f"{name[:_LONGEST]}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
+def flush_folder(folder: Path) -> None:
+    """Bring the names of the files in a folder to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, where they are missing; on return their names are on the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        flush_folder(path.parent)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all: new file, flush, rename, flush of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     fresh = path.with_name(path.name + ".new")
     with fresh.open("w") as f:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())
     os.replace(fresh, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush_folder(path.parent)

@@ -15,6 +15,7 @@ _SLOT = np.uint32((1 << SLOT_BITS) - 1)
 _PREPARE, _FULL = 0.5, 0.6
 _MOVED, _TOUCHED = 4, 32
 _AT_LEAST = 1 << 14
+_SMALLEST = 12
 
 
 class Index:
@@ -130,7 +131,7 @@ class Index:
 
 def _size(entries: float) -> int:
     """Return the size of a table for so many entries, a power of two; beyond twice the slots there are none to come."""
-    return 1 << min(max(int(np.ceil(np.log2(max(entries, 1)))), 12), SLOT_BITS + 1)
+    return 1 << min(max(int(np.ceil(np.log2(max(entries, 1)))), _SMALLEST), SLOT_BITS + 1)
 
 
 def _mark(h1: NDArray[np.uint64]) -> NDArray[np.uint32]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from monitor.core.events import Bools, Ints, U64x2
 from monitor.core.tables import ROW
+from monitor.store.files import flush_folder
 from monitor.store.index import Index
 
 CAPACITY = 1 << 18
@@ -46,11 +47,7 @@ class Passing:
         os.posix_fallocate(self._fd, 0, self.file_size())
         if self.durable:
             os.fsync(self._fd)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            flush_folder(self.path.parent)
         self.rows = np.memmap(self.path, ROW, "r", shape=(self.slots,)).view(np.ndarray)
         self.index = self._empty_index()
         self._add(max(0, self.tail - CAPACITY), self.tail)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from monitor.core.policy import IDENTITY, Limit, Policy, from_json
 from monitor.core.tables import next_edge
-from monitor.store.files import safe_name, write_whole
+from monitor.store.files import make_folder, safe_name, write_whole
 
 _PATIENCE = 10
 """Seconds to wait for another writer; the agent stores nothing while it waits."""
@@ -60,7 +60,7 @@ class Policies:
     def lock(self) -> Iterator[None]:
         """Hold the folder's lock file."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             handle = (self.folder / ".lock").open("w")
         except OSError as e:
             raise PolicyError(f"{self.folder}: {e.strerror}") from None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from monitor.core.events import Ints
 from monitor.core.tables import LABEL, ROW
+from monitor.store.files import flush_folder
 from monitor.store.index import MAX_SLOTS
 
 BLOCK = 1 << 16
@@ -23,15 +24,6 @@ _NOWHERE = np.iinfo(np.int64).min // 2
 
 UNLABELLED = np.zeros(1, LABEL)
 UNLABELLED["outcome"] = -1
-
-
-def _flush_folder(folder: Path) -> None:
-    """Bring the names of new files to the disk, before a commit speaks of them."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class Ring:
@@ -54,7 +46,7 @@ class Ring:
             for physical in order:
                 self._allocate(physical)
             if durable:
-                _flush_folder(folder)
+                flush_folder(folder)
         except BaseException:
             self.close()
             raise

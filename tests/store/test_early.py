@@ -84,6 +84,32 @@ def test_a_label_for_all_versions_serves_those_to_come(reopen):
     assert store.rows_of(0, 19_700)[1]["outcome"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_label_for_all_versions_outlives_one_that_names_a_version(reopen, first):
+    """Where a label that names a version wins, the one for all of them still serves the versions to come."""
+    store = reopen()
+    append(store, ["a"], ts=T0 + 900)
+    said = [("a", 1, T0 + 5_000, 0, None), ("a", 0, T0 + 6_000, 1, "1")]
+    became = [label(store, *said)] if first == 2 else [label(store, one) for one in (said if first == 0 else said[::-1])]
+    assert became == [[[NEWS], [NEWS]], [[NEWS], [HELD]], [[HELD, NEWS]]][first]
+    assert label(store, said[0]) == [OLD_NEWS]
+    store = reopen()
+    append(store, ["a"], ts=T0 + 100, version=("m", "2"))
+    found = [store.rows_of(v, 19_700)[1][["outcome", "delta"]].tolist() for v in (0, 1)]
+    assert found == [[(0, 6)], [(1, 5)]]
+    close(store, T0 + 60 * DAY, [], 19_700)
+    assert (len(store.early), store.refused["unknown_id"]) == (0, 0)
+
+
+def test_a_label_is_of_one_time_for_all_versions(reopen):
+    """A version that comes later sees the label at the same second as one that was there."""
+    store = reopen()
+    append(store, ["a"] * 2, ts=[T0 + 900, T0 + 950], version=[("m", "1"), ("m", "2")])
+    label(store, ("a", 1, T0 + 5_930, 0, None))
+    append(store, ["a"], ts=T0 + 950, version=("m", "3"))
+    assert [store.rows_of(v, 19_700)[1]["delta"].tolist() for v in range(3)] == [[5]] * 3
+
+
 def test_held_labels_expire_and_are_counted(reopen):
     """A held label that no prediction took is dropped and counted at its time; one that was taken is only dropped."""
     store = reopen()
