@@ -5,6 +5,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -168,16 +169,17 @@ class Store:
         self.head, self.tail = int(meta["head"]), int(meta["tail"])
         blocks = self.log.blocks()
         self._check_files(blocks)
-        self.passing = Passing(self.folder, int(meta.get("passing_counted", 0)), int(meta.get("passing_tail", 0)), self.durable)
         self.passed = self.log.passed()
         self._unsaved: set[tuple[int, str, int]] = set()
-        self.ring = Ring(self.folder, meta["block"], blocks, self.durable)
-        try:
+        # Opening is tried again and again while it fails, so what fails must leave no file open.
+        with ExitStack() as opened:
+            self.ring = Ring(self.folder, meta["block"], blocks, self.durable)
+            opened.callback(self.ring.close)
+            counted, tail = (int(meta.get(name, 0)) for name in ("passing_counted", "passing_tail"))
+            self.passing = Passing(self.folder, counted, tail, self.durable)
+            opened.callback(self.passing.close)
             self._replay()
-        except BaseException:
-            self.ring.close()
-            self.passing.close()
-            raise
+            opened.pop_all()
 
     def _replay(self) -> None:
         """Make all that is kept in memory from the files."""

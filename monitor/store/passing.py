@@ -34,7 +34,11 @@ class Passing:
         self.rows: NDArray[Any] = np.empty(0, ROW)
         self.index = self._empty_index()
         if tail:
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
 
     @staticmethod
     def file_size() -> int:

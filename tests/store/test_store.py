@@ -516,14 +516,19 @@ def test_where_a_state_cannot_be(tmp_path):
     assert str(e.value) == f"{tmp_path}/file/state: Not a directory; make it writable or choose another `state`"
 
 
+def append_one_of_two(store):
+    """Store two predictions, of which the second does not wait."""
+    codes = np.zeros(2, np.uint16)
+    drawn = Drawn(np.array([True, False]), codes, np.full(2, NO_AUDIT, np.uint8), codes, np.zeros(2, bool), np.zeros(2, np.int64))
+    store.append(predictions(store, ["a", "b"]), {}, drawn)
+
+
 @pytest.mark.parametrize("name", ["rows", "labels", "passing"])
 @pytest.mark.parametrize("cut", [None, 100])
 def test_lost_files(tmp_path, name, cut):
     """Rows that the log has and the files have not are never taken for zeros: the state is refused."""
     store = Store(tmp_path / "state")
-    codes = np.zeros(2, np.uint16)
-    drawn = Drawn(np.array([True, False]), codes, np.full(2, NO_AUDIT, np.uint8), codes, np.zeros(2, bool), np.zeros(2, np.int64))
-    store.append(predictions(store, ["a", "b"]), {}, drawn)
+    append_one_of_two(store)
     store.close()
     path = tmp_path / "state" / f"{name}.bin"
     if cut is None:
@@ -533,6 +538,20 @@ def test_lost_files(tmp_path, name, cut):
     with pytest.raises(StateError) as e:
         Store(tmp_path / "state")
     assert str(e.value) == f"{path}: missing or too short; restore it together with log.db or use a new `state`"
+
+
+def test_a_failed_opening_leaves_no_file_open(tmp_path):
+    """A state that cannot be opened is tried again every half a second, which must not use up the descriptors."""
+    store = Store(tmp_path / "state")
+    append_one_of_two(store)
+    crash(store)
+    path = tmp_path / "state" / "labels.bin"
+    path.unlink()
+    path.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StateError):
+        Store(tmp_path / "state")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_failed_checkpoint_leaves_the_directory_free(tmp_path):
