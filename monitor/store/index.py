@@ -14,7 +14,7 @@ _SLOT = np.uint32((1 << SLOT_BITS) - 1)
 
 _PREPARE, _FULL = 0.5, 0.6
 _MOVED, _TOUCHED = 4, 32
-_AT_LEAST = 1 << 14
+_AT_LEAST = 1 << 12
 _SMALLEST = 12
 
 
@@ -26,7 +26,7 @@ class Index:
     60 % full is replaced.
 
     No call waits for that: the next table's memory is taken bit by bit beforehand, since the first touch of a page costs
-    more than all else; then new rows go there, each bringing at most 4 entries of the old table along (at least 16,384 a
+    more than all else; then new rows go there, each bringing at most 4 entries of the old table along (at least 4,096 a
     call), and lookups ask both tables until the old one is moved.
     """
 

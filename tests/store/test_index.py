@@ -101,7 +101,7 @@ def test_grows_a_little_at_a_time(batch):
     while at < n:
         r.asked = 0
         r.insert(at, at := min(at + batch, n))
-        assert r.asked <= max(16_384, 4 * batch)
+        assert r.asked <= max(4_096, 4 * batch)
         moving += r.index._old is not None
         sizes.add(len(r.index.entries))
         if batch > 1 or at % 1_000 == 0:
