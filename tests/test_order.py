@@ -14,7 +14,7 @@ import monitor.store
 from monitor.agent import Agent
 from monitor.config import load
 from monitor.core.baseline import build, to_json
-from monitor.core.events import DAY, HOUR, prob_code
+from monitor.core.events import DAY, HOUR
 from monitor.core.tables import LABEL, ROW
 from monitor.formats import decode
 from monitor.server import state_of
@@ -26,29 +26,37 @@ END = (DAY0 + DAYS) * DAY + 25 * HOUR
 CONFIG = """\
 state: state
 clock: events
+defaults: {labels: {horizon: 24h, missing: negative}}
 models:
-  m:
-    labels: {horizon: 24h, missing: negative}
-    threshold: 0.5
-    segments: [country]
-    baseline: baseline.json
+  looked: {threshold: 0.5, segments: [country], baseline: looked.json}
+  grouped: {threshold: 0.5, segments: [country], baseline: grouped.json}
 """
 
 
 def events():
-    """Return predictions, some of one id by two versions, and their labels: unnamed, named, corrected, some repeated."""
+    """Return predictions, some of one id by two versions, and their labels: unnamed, named, corrected, some repeated.
+
+    Labels of the model `looked` are looked for with a probability, which comes with the predictions, with the labels or
+    with both; predictions of `grouped` have a cluster.
+    """
     r = random.Random(1)
     out = []
-    for i in range(120):
-        versions = ["v1", "v2"] if r.random() < 0.4 else [r.choice(["v1", "v2"])]
+    for i in range(260):
+        model = "looked" if i % 3 == 0 else "grouped"
+        common = {"id": f"id-{i}", "model": model}
+        versions = ["v1", "v2"] if r.random() < 0.6 else [r.choice(["v1", "v2"])]
         ts = DAY0 * DAY + r.randrange(DAYS * DAY)
-        common = {"id": f"id-{i}", "model": "m"}
+        prob = {"label_prob": r.uniform(0.2, 0.9)}
+        given, said = r.choice([(prob, prob), (prob, {}), ({}, prob), ({}, {})])
+        if model == "grouped":
+            given, said = {"cluster": f"user-{i // 2}"}, {}
         for version in versions:
-            event = {**common, "ts": ts + r.randrange(HOUR), "version": version, "score": r.random()}
+            event = {**common, **given, "ts": ts + r.randrange(HOUR), "version": version, "score": r.random()}
             out.append(event | {"segments": {"country": r.choice(["DE", "DE", "FR", "PT"])}})
         for revision in r.sample(range(4), r.choice([0, 1, 1, 1, 2, 3])):
             named = {"version": r.choice(versions)} if r.random() < 0.3 else {}
-            out.append({**common, **named, "ts": ts + r.randrange(HOUR, DAY), "label": r.randrange(2), "revision": revision})
+            label = {**common, **named, **said, "ts": ts + r.randrange(HOUR, DAY), "label": r.randrange(2)}
+            out.append(label | {"revision": revision})
     return out + r.choices(out, k=40)
 
 
@@ -62,30 +70,38 @@ def fresh(tmp_path_factory):
     rows["verdict"], rows["combo"] = rows["score"] >= 0.5, rng.integers(0, 2, 1_200)
     labels["outcome"] = rng.random(1_200) < rows["score"]
     combos = [(("country", "DE"),), (("country", "FR"),)]
-    made = build("m", "v1", ("country",), rows, labels, combos, {"kind": "validation"})
-    (folder / "baseline.json").write_text(to_json(replace(made, checksum=baseline_checksum(made))))
+    for name in ("looked", "grouped"):
+        made = build(name, "v1", ("country",), rows, labels, combos, {"kind": "validation"})
+        (folder / f"{name}.json").write_text(to_json(replace(made, checksum=baseline_checksum(made))))
     (folder / "config.yaml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(monitor.store, "FIRST_CAPACITY", 64)
+        m.setattr(monitor.store, "BLOCK", 64)
         Agent(load(folder / "config.yaml"), "test", durable=False).store.close()
         yield folder
 
 
+def opened(folder):
+    """Return an agent whose clock begins before all events."""
+    agent = Agent(load(folder / "config.yaml"), "test", durable=False)
+    agent.clock.begin(DAY0 * DAY)
+    return agent
+
+
 def told(folder, batches, restarts, ticks):
     """Return what the state says of each version after these batches, with restarts and ticks in between, at the end."""
-    agent = Agent(load(folder / "config.yaml"), "test", durable=False)
+    agent = opened(folder)
     for i, batch in enumerate(batches):
         if i in restarts:
             agent.store.close()
-            agent = Agent(load(folder / "config.yaml"), "test", durable=False)
+            agent = opened(folder)
         for now in ticks.get(i, ()):
             tick(agent, now)
         read = decode(agent.decoder(), "\n".join(map(json.dumps, batch)).encode(), "events", "application/x-ndjson")
-        (receipt,) = agent.ingest([with_columns(read)])
+        (receipt,) = agent.ingest([read])
         assert receipt.rejected == ()
     tick(agent, END)
     agent.publish()
-    versions = sorted(state_of(agent.snapshot)["versions"], key=lambda v: v["version"])
+    versions = sorted(state_of(agent.snapshot)["versions"], key=lambda v: (v["model"], v["version"]))
     agent.store.close()
     return versions
 
@@ -96,23 +112,13 @@ def tick(agent, now):
     agent.tick(now)
 
 
-def with_columns(batch):
-    """Give some predictions a probability that their label is looked for, and all of them a cluster, by their ids."""
-    p = batch.predictions
-    if p is None:
-        return batch
-    h = p.ids[:, 0]
-    prob = np.where(h % 3 == 0, prob_code(0.2 + (h % 1_000) / 2_000), 0).astype(np.uint16)
-    return replace(batch, predictions=replace(p, label_prob=prob, cluster=(h % 13 + 1).astype(np.uint32)))
-
-
 @pytest.fixture(scope="module")
 def differs(fresh, tmp_path_factory):
     """Return a function: where what is told differs from what is told when everything comes at once, predictions first."""
     folder = tmp_path_factory.mktemp("expected") / "agent"
     shutil.copytree(fresh, folder)
     expected = told(folder, [sorted(events(), key=lambda e: "label" in e)], set(), {})
-    assert [v["version"] for v in expected] == ["v1", "v2"]
+    assert [(v["model"], v["version"]) for v in expected] == [(m, v) for m in ("grouped", "looked") for v in ("v1", "v2")]
     assert all(v["estimates"]["all"]["28d"][name]["low"] for v in expected for name in ("recall", "precision", "prevalence"))
 
     def differing(found):

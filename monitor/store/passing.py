@@ -48,7 +48,12 @@ class Passing:
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o640)
         # Blocks are taken now: reading a mapped page that a full disk does not have would kill the process with SIGBUS.
-        os.posix_fallocate(self._fd, 0, self.file_size())
+        try:
+            os.posix_fallocate(self._fd, 0, self.file_size())
+        except OSError:
+            if not self.tail:  # what there was of it is given back, or the log would have no room either
+                os.ftruncate(self._fd, 0)
+            raise
         if self.durable:
             os.fsync(self._fd)
             flush_folder(self.path.parent)

@@ -42,6 +42,7 @@ class Ring:
         try:
             for path in (folder / "rows.bin", folder / "labels.bin"):
                 self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o640))
+            self._cut(max(order, default=-1) + 1)
             self._map(max(order, default=0) + 1)
             for physical in order:
                 self._allocate(physical)
@@ -50,6 +51,13 @@ class Ring:
         except BaseException:
             self.close()
             raise
+
+    def _cut(self, blocks: int) -> None:
+        """Give the disk of all but the first so many blocks back, that of one for which there was not enough, too."""
+        for fd, dtype in zip(self._fds, (ROW, LABEL), strict=True):
+            length = blocks * self.size * dtype.itemsize
+            if os.fstat(fd).st_size > length:
+                os.ftruncate(fd, length)
 
     def _map(self, blocks: int) -> None:
         """Map the files with places for so many blocks and more; the rest of them takes no disk yet."""

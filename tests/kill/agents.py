@@ -12,11 +12,11 @@ from pathlib import Path
 
 import monitor.run  # noqa: F401 - imported once, here, for all agents
 from kill import points
-from kill.stores import small
+from kill.stores import KNOWN, small
 from monitor import cli
 
 if __name__ == "__main__":
-    small()
+    small(known=KNOWN)
     for line in sys.stdin:
         if child := os.fork():
             status = os.waitpid(child, 0)[1]

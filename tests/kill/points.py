@@ -1,13 +1,12 @@
 """Named steps at which a process kills itself, and what a disk loses when the power goes at that moment."""
 
 import itertools
+import mmap
 import os
 import signal
 import sqlite3
 from collections import Counter
 from pathlib import Path
-
-import numpy as np
 
 SECTOR = 512
 
@@ -48,12 +47,13 @@ class Points:
             os.write(self.log, f"hit {name}\n".encode())
             self.die()
 
-    def around(self, name, call):
-        """Return the call with a step before and after it."""
+    def around(self, call, name_of):
+        """Return the call with a step before and after it, whose name its first argument gives."""
 
-        def wrapped(*args, **kw):
+        def wrapped(first, *args, **kw):
+            name = name_of(first)
             self.passed("before-" + name)
-            result = call(*args, **kw)
+            result = call(first, *args, **kw)
             self.passed("after-" + name)
             return result
 
@@ -87,14 +87,20 @@ class Disk:
     def _wal_size(self):
         return self.wal.stat().st_size if self.wal.exists() else 0
 
-    def flushed(self, path):
-        """Take a file, or the names in a folder, as they are now."""
+    def flushed(self, path, start=0, size=None):
+        """Take a file, some bytes of it with its length, or the names in a folder, as they are now."""
         if self.late and path.is_file():
-            self.pending.append(path)
+            self.pending.append((path, start, size))
         elif path == self.folder:
             self.names = set(self._files())
         elif path.exists():
-            self.images[path] = path.read_bytes()
+            self._take(path, start, size)
+
+    def _take(self, path, start, size):
+        new = path.read_bytes()
+        end = len(new) if size is None else start + size
+        old = self.images.get(path, b"")[: len(new)].ljust(len(new), b"\0")
+        self.images[path] = old[:start] + new[start:end] + old[end:]
 
     def commit(self):
         """Take the log as it is now."""
@@ -103,12 +109,12 @@ class Disk:
     def settle(self):
         """Make the flushes that were late."""
         late, self.pending = self.pending, []
-        for path in late:
-            self.images[path] = path.read_bytes()
+        for flush in late:
+            self._take(*flush)
 
     def lose(self):
         """Leave of the folder what the disk might hold."""
-        for path in {*self._files(), *self.names}:
+        for path in sorted({*self._files(), *self.names}):
             self._lose_file(path)
         if self.wal.exists():
             os.truncate(self.wal, self.rng.randint(self.committed, max(self.committed, self._wal_size())))
@@ -163,31 +169,55 @@ def arm(log, where, disk=None):
                 disk.settle()
             return result
 
-    connect, pwrite, flush = sqlite3.connect, os.pwrite, np.memmap.flush
+    connect, pwrite = sqlite3.connect, os.pwrite
 
     def torn(fd, view, offset):
         """Write in two halves, with a step between."""
         half = len(view) // 2
         pwrite(fd, view[:half], offset)
-        points.passed("within-pwrite")
+        points.passed("within-pwrite-" + called(path_of(fd)))
         return half + pwrite(fd, view[half:], offset + half)
 
-    def flushing(call, path_of):
-        def flushed(*args):
-            result = call(*args)
+    def flushing(call):
+        def flushed(fd):
+            call(fd)
             if disk is not None:
-                disk.flushed(path_of(*args))
-            return result
+                disk.flushed(path_of(fd))
 
         return flushed
 
+    class Mapped(mmap.mmap):
+        def __new__(cls, fd, *args, **kw):
+            made = super().__new__(cls, fd, *args, **kw)
+            made.path = path_of(fd)
+            return made
+
+        def flush(self, start=0, size=None):
+            points.passed("before-msync-" + called(self.path))
+            super().flush(start, len(self) - start if size is None else size)
+            if disk is not None:
+                disk.flushed(self.path, start, size)
+            points.passed("after-msync-" + called(self.path))
+
     sqlite3.connect = lambda *a, **kw: connect(*a, **kw, factory=Connection)
-    os.pwrite = points.around("pwrite", torn)
+    mmap.mmap = Mapped
+    os.pwrite = torn
     for call in ("fdatasync", "fsync"):
-        setattr(os, call, points.around(call, flushing(getattr(os, call), lambda fd: Path(os.readlink(f"/proc/self/fd/{fd}")))))
-    for call in ("posix_fallocate", "ftruncate", "replace", "rename", "unlink"):
-        setattr(os, call, points.around(call, getattr(os, call)))
-    np.memmap.flush = points.around("msync", flushing(flush, lambda mapped: Path(mapped.filename)))
+        setattr(os, call, flushing(getattr(os, call)))
+    for call in ("pwrite", "fdatasync", "fsync", "posix_fallocate", "ftruncate"):
+        setattr(os, call, points.around(getattr(os, call), lambda fd, call=call: f"{call}-{called(path_of(fd))}"))
+    for call in ("replace", "rename", "unlink"):
+        setattr(os, call, points.around(getattr(os, call), lambda path, call=call: f"{call}-{called(Path(path))}"))
+
+
+def path_of(fd):
+    """Return the path of an open file."""
+    return Path(os.readlink(f"/proc/self/fd/{fd}"))
+
+
+def called(path):
+    """Return what steps call a file: the name of one of the store, else what it is."""
+    return path.stem if path.suffix == ".bin" else "folder" if path.is_dir() else "file"
 
 
 def name_of(sql):

@@ -146,6 +146,19 @@ def test_a_reserve_without_room_changes_no_row(tmp_path, monkeypatch, call, afte
     assert open_files(tmp_path) == []
 
 
+def test_opening_gives_back_what_no_row_needs(tmp_path):
+    """Of a block that the log does not have, nothing is left on the disk after the next opening."""
+    size = 4096
+    ring = Ring(tmp_path, size, {})
+    put(ring, 0, 3 * size)
+    ring.close()
+    ring = Ring(tmp_path, size, {0: 0})
+    for name, record in (("rows.bin", ROW.itemsize), ("labels.bin", LABEL.itemsize)):
+        assert size * record <= os.stat(tmp_path / name).st_blocks * 512 < 2 * size * record
+    assert held(ring, 0, size) == list(range(size))
+    ring.close()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_of_blocks(tmp_path, seed):
     """After many rounds, opened anew with blocks in any order, all rows between head and tail are there with their labels."""
