@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 SECTOR = 512
+_unlink = os.unlink  # the loss of power is no step of the process
 
 
 def choose(rng, log, most):
@@ -123,7 +124,7 @@ class Disk:
         old = self.images.get(path, b"")
         if path.exists() != (path in self.names) and self.rng.random() < 0.5:
             if path.exists():
-                path.unlink()  # its name was not flushed
+                _unlink(path)  # its name was not flushed
             else:
                 path.write_bytes(old)  # its deletion was not
             return
