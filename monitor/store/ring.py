@@ -18,7 +18,8 @@ from monitor.store.index import MAX_SLOTS
 BLOCK = 1 << 16
 """Rows of a block, in states that are new."""
 
-_FEWEST = 16
+_FEWEST = 256
+"""Places are mapped for so many blocks at least, 16 M rows: mapping anew makes each page that is used fault once more."""
 _FLUSHED_AT_ONCE = 1 << 18
 _NOWHERE = np.iinfo(np.int64).min // 2
 

@@ -34,6 +34,12 @@ def put(ring, first, n):
     return new
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Map 16 blocks at first, so that mapping anew is tested."""
+    monkeypatch.setattr("monitor.store.ring._FEWEST", 16)
+
+
 def open_files(folder):
     """Return which files below a folder this process has open."""
     links = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]

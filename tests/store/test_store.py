@@ -19,6 +19,7 @@ from stores import T0, append, close, crash, label, outcomes, predictions
 def small(monkeypatch):
     """Make blocks of 16 rows."""
     monkeypatch.setattr(monitor.store, "BLOCK", 16)
+    monkeypatch.setattr("monitor.store.ring._FEWEST", 16)
 
 
 @pytest.fixture
