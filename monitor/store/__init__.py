@@ -196,6 +196,7 @@ class Store:
         self.left: dict[int, int] = {int(v): day for v, day in json.loads(meta.get("left", "{}")).items()}
         self.touched: set[tuple[int, int]] = set()
         self.refused = {"unknown_id": 0, "not_sampled": 0, "label_prob": 0}
+        self.newest_passed = int(meta.get("newest_passed", 0))
         self._with_passed = {v for v, _, _ in self.passed}
         for rows in self.passing.since(self.passing.counted):
             self._with_passed.update(np.unique(rows["version"]).tolist())
@@ -319,6 +320,7 @@ class Store:
             self.ring.write(self.tail, added)
         tail = self.tail + len(added)
         passed = rows[fresh & ~waits]
+        newest_passed = max(self.newest_passed, int(passed["ts"].max(initial=0)))
         if len(passed):
             self.passing.write(passed)
         hits, slots = self._labels_for(added, p.ids[at], masks, [*self.versions.names, *new[self.versions]])
@@ -329,7 +331,7 @@ class Store:
             for book in books:
                 self.log.add_codes(book.kind, len(book.names), new[book])
             self.log.add_blocks(blocks)
-            self.log.set_meta({"tail": tail, "passing_tail": self.passing.tail + len(passed)})
+            self.log.set_meta({"tail": tail, "passing_tail": self.passing.tail + len(passed), "newest_passed": newest_passed})
             if len(hits):
                 self.log.db.execute("insert into hits (data) values (?)", (hits.tobytes(),))
             self.early.use(self.log.db, slots)
@@ -341,6 +343,7 @@ class Store:
         self._masks = masks
         self.positions.update(positions)
         self.passing.advance(len(passed))
+        self.newest_passed = newest_passed
         self._with_passed.update(np.unique(passed["version"]).tolist())
         self.early.held["used"][slots] = True
         if len(added):
@@ -553,8 +556,15 @@ class Store:
         return held
 
     def _early_left(self, gone: NDArray[Any]) -> None:
-        """Forget held labels and count those that no prediction took."""
-        self.refused["not_sampled" if self.passing.tail else "unknown_id"] += int((~gone["used"]).sum())
+        """Forget held labels and count those that no prediction took.
+
+        One from a time whose predictions did not all wait may be of one that did not, which nobody remembers by its id.
+        """
+        dropped = gone[~gone["used"]]
+        held = dropped["until"] - dropped["ts"]
+        sampled = int((dropped["ts"] - held <= self.newest_passed).sum())
+        self.refused["not_sampled"] += sampled
+        self.refused["unknown_id"] += len(dropped) - sampled
         self.early.drop(gone)
 
     def _hits_of(

@@ -275,3 +275,15 @@ def test_too_old_is_not_held(reopen):
     append(store, ["a"])
     store.keep_from = {0: 19_701}
     assert label(store, ("a", 1)) == [TOO_OLD]
+
+
+def test_unknown_ids_are_named_again_when_all_wait(reopen):
+    """A dropped label may be of a row that did not wait only if such rows came in the time that it may be of."""
+    store = reopen()
+    store.append(predictions(store, ["a"]), {}, drawn([False]))
+    store = reopen()
+    later = T0 + 50 * DAY
+    assert label(store, ("x", 1, T0 + DAY), until=T0 + 31 * DAY) == [HELD]
+    assert label(store, ("y", 1, later), until=later + 30 * DAY) == [HELD]
+    close(store, later + 30 * DAY, [], 0)
+    assert (store.refused["not_sampled"], store.refused["unknown_id"]) == (1, 1)
