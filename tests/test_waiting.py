@@ -318,7 +318,7 @@ models:
   few:
     labels: {horizon: 24h, corrections: 24h}
     threshold: 0.2
-    review: {per_day: 12}
+    review: {per_day: 2}
 """
 
 
