@@ -105,7 +105,8 @@ def _joined(columns: list[NDArray[Any] | None], sizes: list[int]) -> NDArray[Any
         return None
     dtype = there[0].dtype
     blank = np.empty if dtype.hasobject else np.zeros
-    return np.concatenate([blank(n, dtype) if c is None else c for c, n in zip(columns, sizes, strict=True)])
+    shape = there[0].shape[1:]
+    return np.concatenate([blank((n, *shape), dtype) if c is None else c for c, n in zip(columns, sizes, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Predictions(_Columns):
     """Scored events as columns of length n. `ids` (n, 2) is the keyed hash of model and id; `version` names (model, version).
 
     `label_prob` holds codes of `prob_code` (0: not given), `cluster` a hash of model and cluster (0: none), `sent` the id as
-    sent, as bytes, for models whose predictions are picked for review. A column that no row has is None.
+    sent, as bytes, for models whose predictions are picked for review. `target`, `margin` and `features` (n, 14) are what
+    `tables.ROW` says of them. A column that no row has is None.
     """
 
     ids: U64x2
@@ -126,6 +128,9 @@ class Predictions(_Columns):
     label_prob: NDArray[np.uint16] | None = None
     cluster: NDArray[np.uint32] | None = None
     sent: NDArray[Any] | None = None
+    target: NDArray[np.uint8] | None = None
+    margin: NDArray[np.uint8] | None = None
+    features: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from monitor.core.events import FLAGGED, NONE, SECOND, VERDICTS, Bools, Floats, Ints, prob_of
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of ROW, LABEL and CELL on disk."""
 GRID = 1
 """Version of the grid; counts of another grid cannot be added."""
@@ -78,6 +78,11 @@ def next_edge(score: float) -> float:
     return float(EDGES[i]) if i < BINS else 1.0
 
 
+FEATURES, FEATURE_CODES = 14, 24
+"""So many features of a row can be kept, each as one of so many codes."""
+FEATURE_MISSING, FEATURE_UNSEEN = 22, 23
+"""Codes 1 to 21 are the bins or categories that the baseline froze."""
+
 ROW = np.dtype(
     [
         ("h1", "<u8"),
@@ -92,10 +97,17 @@ ROW = np.dtype(
         ("label_prob", "<u2"),
         ("wait_prob", "<u2"),
         ("cluster", "<u4"),
+        ("target", "u1"),
+        ("margin", "u1"),
+        ("features", "u1", (FEATURES,)),
     ]
 )
-"""One stored prediction (48 bytes): id hash, ms since 1970, score, codes into the code books, verdict, what the audit drew,
-how likely its label is to be looked for and the row was to wait (codes of `prob_code`), hash of its cluster (0: none)."""
+"""One stored prediction (64 bytes): id hash, ms since 1970, score, codes into the code books, verdict, what the audit drew,
+how likely its label is to be looked for and the row was to wait (codes of `prob_code`), hash of its cluster (0: none).
+
+The outcome that the score is the probability of is 1 where `target` is 0, else `target` - 1: a class. `margin` is how far the
+best class is ahead, in steps of 1/255, and `features` hold by position in the baseline a bin or category from 1 on,
+FEATURE_MISSING, FEATURE_UNSEEN, or 0 where the event said nothing of features."""
 
 NO_AUDIT, PICKED, PASSED_OVER = range(3)
 """What the audit sampler drew for a row: it was not asked, the row is to be reviewed, or it is not."""
@@ -161,7 +173,8 @@ class Table:
     are aligned with the cells; None where every row waits and no `label_prob` was given. Counted for the slice `all` only:
     `delays` (2, verdicts, DELAYS + LATE_DELAYS + 1), labels by class, verdict and delay cell, and `groups` (GROUPS, 3, 6),
     by cluster group and kind of row (without label, negative, positive) the sums of GROUP_COLUMNS of the rows that have a
-    cluster, None where none has one.
+    cluster, None where none has one. `features` (FEATURES, FEATURE_CODES) are rows by feature and code, None where no row
+    has features.
     """
 
     cells: NDArray[Any]
@@ -169,6 +182,7 @@ class Table:
     weights: NDArray[Any] | None = None
     delays: Ints | None = None
     groups: Floats | None = None
+    features: Ints | None = None
 
     @property
     def n(self) -> int:
@@ -204,11 +218,12 @@ def unlike(a: Mapping[str, Table], b: Mapping[str, Table]) -> dict[str, list[str
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """Return a table as lists: {totals, one list per column of CELL, and weights, delays and groups where it has them}."""
+    """Return a table as lists: {totals, one list per column of CELL, and weights, delays, groups, features where it has them}."""
     out = {"totals": table.totals.tolist(), **{name: table.cells[name].tolist() for name in CELL.names or ()}}
     if table.weights is not None:
         out["weights"] = {name: table.weights[name].tolist() for name in WEIGHT.names or ()}
-    return out | {name: a.tolist() for name, a in (("delays", table.delays), ("groups", table.groups)) if a is not None}
+    rest = ((name, getattr(table, name)) for name in ("delays", "groups", "features"))
+    return out | {name: a.tolist() for name, a in rest if a is not None}
 
 
 def from_dict(body: Mapping[str, Any]) -> Table:
@@ -223,7 +238,8 @@ def from_dict(body: Mapping[str, Any]) -> Table:
     if delays is not None and delays.shape[2] != DELAYS + LATE_DELAYS + 1:
         raise ValueError("the delay cells are not those of a table")
     totals = np.array(body["totals"], np.float64).reshape(3, len(TOTALS))
-    return Table(cells, totals, weights, delays, groups)
+    features = np.array(body["features"], np.int64).reshape(FEATURES, FEATURE_CODES) if "features" in body else None
+    return Table(cells, totals, weights, delays, groups, features)
 
 
 def _records(columns: Mapping[str, Any], dtype: np.dtype[Any], n: int) -> NDArray[Any]:
@@ -273,7 +289,8 @@ def total(tables: Sequence[Table]) -> Table:
         parts = np.concatenate([weights_of(t) for t in tables])
         weights = _sums(inverse, len(unique), {name: parts[name] for name in WEIGHT.names or ()}, WEIGHT)
     totals = np.sum([t.totals for t in tables], axis=0)
-    return Table(summed, totals, weights, _plus([t.delays for t in tables]), _plus([t.groups for t in tables]))
+    rest = (_plus([getattr(t, name) for t in tables]) for name in ("delays", "groups", "features"))
+    return Table(summed, totals, weights, *rest)
 
 
 def _plus(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
@@ -341,7 +358,7 @@ def _settle(coarse: Table, fine: Table) -> Table:
         for name in WEIGHT.names or ():
             weights[name] += rest[name]
     groups = None if coarse.groups is None or fine.groups is None else coarse.groups + fine.groups
-    return Table(cells, coarse.totals + fine.totals, weights, coarse.delays, groups)
+    return Table(cells, coarse.totals + fine.totals, weights, coarse.delays, groups, coarse.features)
 
 
 def _count(
@@ -356,9 +373,10 @@ def _count(
     n = len(rows)
     score = np.ascontiguousarray(rows["score"])
     outcome = np.full(n, -1, np.int8) if labels is None else labels["outcome"]
-    positive = outcome == 1
+    positive = outcome == _wanted(rows)
     cell = grid_bin(score).astype(np.int64) << 3 | rows["verdict"]
-    kind = (outcome + 1).astype(np.int64)  # 0 none, 1 negative, 2 positive
+    none = (outcome < 0) | ((outcome > 1) & (rows["target"] == 0))
+    kind = np.where(none, 0, 1 + positive)  # 0 none, 1 negative, 2 positive
     sums = [_split(score), _split((score - positive) ** 2), _split(log_losses(score, positive))]
     clipped = ((score < TINY) | (score > 1 - TINY)).astype(np.float64)
     weights = None if labels is None else _weights(rows, labels, kind)
@@ -387,10 +405,27 @@ def _count(
             if weights is not None:
                 some = _sums(inverse, size, {name: w[part][at] for name, w in weights.items()}, WEIGHT)
             table = Table(cells, totals, some)
-            if s == 0 and labels is not None:
-                delays = None if part or not horizon[0] else _delays(rows, labels, horizon)
-                table = Table(cells, totals, some, delays, _groups(rows, kind, [v[part] for v in sums], part == 0))
+            if s == 0:
+                groups = None if labels is None else _groups(rows, kind, [v[part] for v in sums], part == 0)
+                delays = None if part or labels is None or not horizon[0] else _delays(rows, labels, kind, horizon)
+                table = Table(cells, totals, some, delays, groups, None if part else _features(rows))
             made[s].append(table)
+
+
+def _wanted(rows: NDArray[Any]) -> NDArray[np.int8]:
+    """Return the outcome of each row that its score is the probability of."""
+    wanted: NDArray[np.int8] = np.where(rows["target"] == 0, 1, rows["target"].astype(np.int8) - 1)
+    return wanted
+
+
+def _features(rows: NDArray[Any]) -> Ints | None:
+    """Return rows by feature and code, None where no row has features."""
+    codes = rows["features"]
+    if not codes.any():
+        return None
+    key = codes.astype(np.int64) + np.arange(FEATURES) * FEATURE_CODES
+    found: Ints = np.bincount(key.ravel(), minlength=FEATURES * FEATURE_CODES).reshape(FEATURES, FEATURE_CODES)
+    return found
 
 
 def _weights(rows: NDArray[Any], labels: NDArray[Any], kind: Ints) -> dict[str, tuple[Floats, Floats]] | None:
@@ -427,13 +462,13 @@ def delay_edges(horizon: int, corrections: int) -> Floats:
     return np.concatenate((early, horizon + corrections * (np.arange(LATE_DELAYS + 1) / LATE_DELAYS)))
 
 
-def _delays(rows: NDArray[Any], labels: NDArray[Any], horizon: tuple[int, int]) -> Ints:
+def _delays(rows: NDArray[Any], labels: NDArray[Any], kind: Ints, horizon: tuple[int, int]) -> Ints:
     """Return labels by class, verdict and delay cell; labels dated before their prediction count as at once."""
     size = DELAYS + LATE_DELAYS + 1
-    at = np.flatnonzero(labels["outcome"] >= 0)
+    at = np.flatnonzero(kind)
     delay = labels["delta"][at].astype(np.float64) * SECOND
     cell = np.maximum(np.searchsorted(delay_edges(*horizon), delay, side="right") - 1, 0)
-    key = (labels["outcome"][at].astype(np.int64) * len(VERDICTS) + rows["verdict"][at]) * size + cell
+    key = ((kind[at] - 1) * len(VERDICTS) + rows["verdict"][at]) * size + cell
     found: Ints = np.bincount(key, minlength=2 * len(VERDICTS) * size).reshape(2, len(VERDICTS), size)
     return found
 
@@ -460,7 +495,7 @@ def not_waiting(table: Table) -> Table:
     weights["out"], weights["p_out"] = table.cells["n_none"], table.cells["p_none"]
     cells = table.cells.copy()
     cells["n_none"] = cells["p_none"] = 0
-    return Table(cells, table.totals, weights)
+    return Table(cells, table.totals, weights, features=table.features)
 
 
 def all_rows(table: Table) -> Table:
@@ -470,7 +505,7 @@ def all_rows(table: Table) -> Table:
     cells = table.cells.copy()
     cells["n_none"] += table.weights["out"].astype(np.uint32)
     cells["p_none"] += table.weights["p_out"]
-    return Table(cells, table.totals)
+    return Table(cells, table.totals, features=table.features)
 
 
 def decided(table: Table) -> bool:

@@ -306,8 +306,9 @@ class Store:
         rows["version"], rows["verdict"] = version, p.verdict
         rows["combo"] = self._codes(self.combos, new[self.combos], p.combo)
         rows["policy"] = self._codes(self.policies, new[self.policies], p.policy)
-        for name, given in (("label_prob", p.label_prob), ("cluster", p.cluster)):
-            rows[name] = 0 if given is None else given
+        for name in ("label_prob", "cluster", "target", "margin", "features"):
+            if (given := getattr(p, name)) is not None:
+                rows[name] = given
         waits = np.ones(len(p), bool)
         if drawn is not None:
             waits, rows["wait_prob"], rows["audit"] = drawn.waits, drawn.wait_prob, drawn.audit

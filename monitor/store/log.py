@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from monitor.core.events import VERDICTS, Entry
-from monitor.core.tables import CELL, GROUPS, TOTALS, WEIGHT, Table
+from monitor.core.tables import CELL, FEATURES, GROUPS, TOTALS, WEIGHT, Table
 
 
 class StateError(Exception):
@@ -215,18 +215,19 @@ def _unblob(blob: bytes) -> dict[str, Table]:
 def _packed(t: Table) -> list[Any]:
     """Return the arrays of a table as bytes, those that it has not as None."""
     weights = None if t.weights is None else t.weights.tobytes()
-    delays, groups = (None if a is None else a.astype("<f8").tobytes() for a in (t.delays, t.groups))
-    return [t.cells.tobytes(), t.totals.tobytes(), weights, delays, groups]
+    rest = (None if a is None else a.astype("<f8").tobytes() for a in (t.delays, t.groups, t.features))
+    return [t.cells.tobytes(), t.totals.tobytes(), weights, *rest]
 
 
 def _unpacked(parts: list[Any]) -> Table:
-    cells, totals, weights, delays, groups = parts
+    cells, totals, weights, delays, groups, features = parts
     return Table(
         np.frombuffer(cells, CELL),
         np.frombuffer(totals, "<f8").reshape(3, len(TOTALS)),
         None if weights is None else np.frombuffer(weights, WEIGHT),
         None if delays is None else np.frombuffer(delays, "<f8").astype(np.int64).reshape(2, len(VERDICTS), -1),
         None if groups is None else np.frombuffer(groups, "<f8").reshape(GROUPS, 3, -1),
+        None if features is None else np.frombuffer(features, "<f8").astype(np.int64).reshape(FEATURES, -1),
     )
 
 

@@ -17,7 +17,7 @@ def test_everything_waits():
     assert (fraud.days, fraud.rows, fraud.share, fraud.first, fraud.sampled) == (119.0, 11_900_000, 1.0, 90 * DAY, False)
     assert (small.days, small.rows, small.share, small.starved) == (1.5, 2, 1.0, False)
     assert (found.rows, found.sure) == (11_900_002, 11_900_002)
-    assert found.disk == found.least_disk == 11_900_002 * ROW_BYTES == 11_900_002 * 56
+    assert found.disk == found.least_disk == 11_900_002 * ROW_BYTES == 11_900_002 * 72
     assert found.index == tuple(11_900_002 * b for b in INDEX_BYTES)
     assert found.least_memory == PROCESS_BYTES + found.index[0]
 

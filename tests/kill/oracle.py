@@ -97,12 +97,12 @@ def keys_of(store, ids):
 
 
 def stored(store):
-    """Return {key: row as a tuple of its other fields} and {key: Said} of all rows of all days."""
+    """Return {key: row as a tuple of its other fields but features} and {key: Said} of all rows of all days."""
     found, labels = {}, {}
     for version, day in store.spans:
         for row, label in zip(*(part.tolist() for part in store.rows_of(version, day)), strict=True):
             assert row[:2] not in found
-            found[row[:2]] = row[2:]
+            found[row[:2]] = row[2:14]
             if label[0] >= 0:
                 outcome, revision, label_prob, delta = label
                 labels[row[:2]] = Said(revision, delta, outcome, label_prob)
@@ -112,4 +112,4 @@ def stored(store):
 def fields_of(row, version, combo, policy=0):
     """Return what `stored` has of a row under these codes."""
     _, _, ts, score, verdict, _, label_prob, cluster, _, wait_prob, audit, _ = row
-    return ts, score, version, combo, policy, verdict, audit, label_prob, wait_prob, cluster
+    return ts, score, version, combo, policy, verdict, audit, label_prob, wait_prob, cluster, 0, 0

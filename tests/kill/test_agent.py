@@ -423,7 +423,7 @@ def check_rows(folder, rows, labels, kept):
     assert len(there) == len(found)
     for k, fields in there.items():
         row = coded(store, rows[k])
-        assert fields == fields_of(row._replace(wait_prob=fields[-2]), row.version, row.combo, policy)
+        assert fields == fields_of(row._replace(wait_prob=fields[-4]), row.version, row.combo, policy)
     if kept is None:
         one = {k for k in there if not {(k[0], v) for v in "12" if v != k[1]} & rows.keys()}
         assert store.passing.tail > 2 * KNOWN  # the ring went round

@@ -466,7 +466,7 @@ def test_a_failed_label_says_nothing(tmp_path, monkeypatch):
     crash(store)
 
 
-@pytest.mark.parametrize(("key", "value", "ours"), [("schema", 1, 2), ("grid", 9, 1), ("hash", "blake2b", "xxh3")])
+@pytest.mark.parametrize(("key", "value", "ours"), [("schema", 1, 3), ("grid", 9, 1), ("hash", "blake2b", "xxh3")])
 def test_written_by_another(tmp_path, key, value, ours):
     """A state of another schema, grid or hash is refused by name."""
     store = Store(tmp_path / "state")

@@ -18,6 +18,9 @@ class Estimate:
     `value` is None exactly when `reason` is a code of `reasons.UNDEFINED`. `n` counts the rows the value is a share or a mean
     of, or those of the reading when there is no value; of weighted rows, the effective number. `interval_reason` is a code of
     `reasons.NO_INTERVAL` where an interval is wanting that the metric has elsewhere.
+
+    `low` and `high` are about the days that happened, `expect_low` and `expect_high` about what days like them are expected
+    to show; `design_effect` is the variance of the second question over that of the first, at least 1.
     """
 
     metric: str
@@ -30,6 +33,9 @@ class Estimate:
     n: int
     reason: str = ""
     interval_reason: str = ""
+    expect_low: float | None = None
+    expect_high: float | None = None
+    design_effect: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
