@@ -354,6 +354,7 @@ class Agent:
         active = self._active(now)
         for w in active:
             w.measure(now, self.served.threshold(*w.name))
+        self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
         decisions = self._decide(alerts, active)
         changes += self._act(decisions, now)
@@ -451,6 +452,17 @@ class Agent:
 
     # Rules, decisions, actions.
 
+    def _detect(self, active: Sequence[Watched], closing: Mapping[tuple[int, int], Any], now: int) -> None:
+        """Let the detectors of live versions look at the whole days that ended or matured, each version by its traffic."""
+        arriving = self.store.touched if isinstance(self.clock, WallClock) else set()
+        live = [w for w in active if w.role == "live"]
+        for w in live:
+            days = [{d for v, d in keys if v == w.code} for keys in (closing, arriving)]
+            w.look(now, self.served.threshold(*w.name), *days)
+        for w in live:
+            together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
+            w.looks.weigh(together)
+
     def _look(self, active: Sequence[Watched], now: int) -> tuple[list[Alert], list[Alert]]:
         """Return the alerts that are pending or firing after this tick, and those that ended with it."""
         alerts: list[Alert] = []
@@ -475,11 +487,14 @@ class Agent:
                 after = rules.step(rule, *key[:2], before, self._evidence(rule, w, now), now)
                 if after is None or after.state == "resolved":
                     self.alerts.pop(key, None)
+                    if after is not None and rule.detector:
+                        w.looks.restart(rule.name)
                     if after is None and before is not None:
                         after = rules.resolved(before, "dropped", now)
                     ended += [after] if after is not None else []
                 else:
-                    self.alerts[key] = replace(after, expected=w.expected(rule.fires[0].metric))
+                    slices = next((d.slices for d in w.detections(now) if d.rule == rule.name), ())
+                    self.alerts[key] = replace(after, expected=w.expected(rule.shown), slices=slices)
                     alerts.append(self.alerts[key])
         return alerts, ended
 
@@ -497,7 +512,19 @@ class Agent:
             self._count(now)
         if metrics == {"policy_volume"}:
             return {"policy_volume": self._policy_volume(w, rule.window, now)}
+        if metrics & {"volume_ratio", "coverage_ratio"}:
+            return {e.metric: e for e in w.looks.ratios(Key(*w.name, "all", now // DAY), self._volumes(w.model.name))}
+        if rule.detector:
+            return w.detection(rule, now)
         return w.evidence(rule.basis, rule.window, metrics, now)
+
+    def _volumes(self, name: str) -> dict[int, float]:
+        """Return the rows of all versions of a model by day that ended."""
+        out: dict[int, float] = {}
+        for w in self.watched.values():
+            for day, n in w.looks.volume.items() if w.model.name == name and w.role != "shadow" else ():
+                out[day] = out.get(day, 0.0) + n
+        return out
 
     def _policy_volume(self, w: Watched, window: str, now: int) -> Estimate:
         """Return flagged by the current policy over flagged by the last one in good standing."""
@@ -579,6 +606,7 @@ class Agent:
         }
         meta = {"seen": seen, "carried": self.served.carried, "sampler": self.sampler.dump()}
         meta["counted_by"] = json.dumps(counted_by, sort_keys=True)
+        meta |= {f"looks:{w.code}": w.looks.dump() for w in self.watched.values() if w.looks.unsaved}
         done = self.store.record(now, closing, self._keep_from(now), entries, meta)
         for entry in done:
             self.served.after(entry)

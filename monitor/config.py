@@ -18,7 +18,7 @@ from monitor.core.events import DAY, HOUR, MINUTE, NONE, SECOND, VERDICTS
 from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import ACTING, LabelRule
-from monitor.core.rules import ACTIONS, SEVERITIES, SHIPPED, Rule
+from monitor.core.rules import ACTIONS, FALSE_ALARMS, SEVERITIES, SHIPPED, SHOWN, Rule, budgeted, detecting
 
 ROLES = ("live", "canary", "shadow")
 MODES = ("off", "auto")
@@ -31,11 +31,12 @@ TICKS = {"wall": 15 * SECOND, "events": HOUR}
 RULE_WINDOWS = {"scored": RECENT, "mature": MATURE}
 RULE_WINDOW = {"scored": "24h", "mature": "28d"}
 MOST_ROWS = 60_000_000
-VOLUME = "policy_volume"
+OWN_READING = {"policy_volume": ("scored", "24h"), "volume_ratio": ("scored", "7d"), "coverage_ratio": ("mature", "7d")}
+"""Basis and window of what is no metric of a reading but of several; each has one of its own."""
 HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
-LATER = {"inherit", "false_alarms_per_year", "detectors", "features"}
+LATER = {"inherit", "features"}
 """Keys that a later version will have."""
 LATER_SOURCES = {"kafka", "nats", "redis", "postgres"}
 
@@ -122,7 +123,8 @@ class Model:
     """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live.
 
     `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
-    expected (None: nobody said), which only the plan of `check` reads.
+    expected (None: nobody said), which only the plan of `check` reads. `false_alarms` are those a year that all detectors of
+    a severity may give together.
     """
 
     name: str
@@ -133,7 +135,8 @@ class Model:
     labels: Labels = Labels()
     threshold: float | None = None
     mode: str = "off"
-    rules: tuple[Rule, ...] = tuple(SHIPPED.values())
+    false_alarms: Mapping[str, float] = field(default_factory=lambda: dict(FALSE_ALARMS))
+    rules: tuple[Rule, ...] = budgeted(SHIPPED.values(), FALSE_ALARMS)
     idle_after: int = 24 * HOUR
     review: int = 0
     per_day: int | None = None
@@ -682,13 +685,14 @@ def _limit(value: Any, at: _At) -> dict[str, Any]:
 
 
 def _metric(value: Any, at: _At) -> str:
-    names = (*METRICS, VOLUME)
+    names = (*METRICS, *OWN_READING)
     if not isinstance(value, str) or value not in names:
         raise _Wrong(_did_you_mean(value, names) if isinstance(value, str) else f"write {_words(names)}")
     return value
 
 
 _RULE: Mapping[str, Reader] = {
+    "detector": _one_of(*SHOWN),
     "metric": _metric,
     "basis": _one_of(*RULE_WINDOWS),
     "window": _one_of(*RECENT, *MATURE),
@@ -708,6 +712,8 @@ def _rule(name: str, old: Rule | None) -> Reader:
         errors = len(at.errors)
         given = _fields(value, at, _RULE, f"write off or a mapping with the keys {_words(_RULE)}")
         raw = value or {}
+        if (old and old.detector) or "detector" in raw:
+            return _detector_rule(name, old, given, at) if len(at.errors) == errors else None
         was = old.fires[0].metric if old else ""
         metric = given.get("metric", was)
         # Limits are numbers of one metric, so they do not survive a change of the metric.
@@ -718,8 +724,9 @@ def _rule(name: str, old: Rule | None) -> Reader:
             near = [] if old else difflib.get_close_matches(name, list(SHIPPED), n=1)
             hint = f" (or did you mean {near[0]}?)" if near else ""
             at.error(f"found a new {'metric' if old else 'rule'} without {_words(missing, 'and')}; write them, too{hint}")
-        basis = given.get("basis", "scored" if metric == VOLUME else old.basis if old else "mature")
-        window = given.get("window", old.window if old and old.basis == basis else RULE_WINDOW[basis])
+        basis = given.get("basis", OWN_READING[metric][0] if metric in OWN_READING else old.basis if old else "mature")
+        usual = OWN_READING[metric][1] if metric in OWN_READING else RULE_WINDOW[basis]
+        window = given.get("window", old.window if old and old.basis == basis else usual)
         if not {"metric", "basis", "window"} & (raw.keys() - given.keys()):
             _check_reading(at, given, metric, basis, window, was)
         action = given.get("action", old.action if old else "none")
@@ -746,14 +753,35 @@ def _rule(name: str, old: Rule | None) -> Reader:
     return read
 
 
+def _detector_rule(name: str, old: Rule | None, given: Mapping[str, Any], at: _At) -> Rule | None:
+    """Return the rule of a detector as changed by what is given."""
+    if old is not None and given.get("detector", old.detector) != old.detector:
+        at.child("detector").error(f"found {given['detector']!r}; leave it out here and write a rule of another name")
+        return None
+    rule = old or detecting(name, given["detector"])
+    if wrong := sorted(given.keys() & {"metric", "basis", "window", "min_n"}):
+        at.child(wrong[0]).error(f"found it in a rule with a detector, which looks at whole days by itself; leave {wrong[0]} out")
+        return None
+    if given.get("action", "none") != "none":
+        at.child("action").error(f"found {given['action']!r} with a detector; write none, only policy_volume can roll back now")
+        return None
+    effect = rule.fires[0].metric
+    fires = _merge(effect, given.get("fires"), rule.fires[0])
+    resolves = _merge(effect, given.get("resolves"), rule.resolves)
+    if _overlap(fires, resolves):
+        raise _Wrong("write fires and resolves that no value passes together", "limits that fire and resolve at the same value")
+    same = {key: given[key] for key in ("hold", "severity") if key in given}
+    return replace(rule, fires=(fires, *rule.fires[1:]), resolves=resolves, **same)
+
+
 def _check_reading(at: _At, given: Mapping[str, Any], metric: str, basis: str, window: str, was: str) -> None:
     """Note what cannot be read together: a metric, the basis it is computed on and the window."""
-    if was == VOLUME and metric != VOLUME:
+    if was in OWN_READING and metric != was:
         at.child("metric").error(f"found {metric!r}; leave it out here and write a rule of another name")
-    elif metric == VOLUME:
-        for key, fixed in (("basis", "scored"), ("window", "24h")):
+    elif metric in OWN_READING:
+        for key, fixed in zip(("basis", "window"), OWN_READING[metric], strict=True):
             if given.get(key, fixed) != fixed:
-                at.child(key).error(f"found {given[key]!r}; write {fixed} or leave it out, {VOLUME} has no other")
+                at.child(key).error(f"found {given[key]!r}; write {fixed} or leave it out, {metric} has no other")
     elif basis == "scored" and metric in METRICS and METRICS[metric].outcomes:
         at.child("basis").error(f"found 'scored' with the metric {metric}, which needs outcomes; write mature")
     elif window not in RULE_WINDOWS[basis]:
@@ -798,6 +826,18 @@ def _rules(before: tuple[Rule, ...]) -> Reader:
 # Models and the whole.
 
 
+def _false_alarms(before: Mapping[str, float]) -> Reader:
+    def some(value: Any, at: _At) -> float:
+        number = _number(value, at)
+        if not 0.001 <= number <= 365:
+            raise _Wrong("write how many false alarms a year are acceptable, from 0.001 to 365")
+        return number
+
+    readers = dict.fromkeys(SEVERITIES, some)
+    remedy = "write a mapping such as {critical: 0.25, warning: 4}"
+    return lambda value, at: {**before, **_fields(value, at, readers, remedy)}
+
+
 def _shared(before: Model) -> dict[str, Reader]:
     """Return the readers of what `defaults` and a model may both give."""
     return {
@@ -805,12 +845,21 @@ def _shared(before: Model) -> dict[str, Reader]:
         "labels": _labels(before.labels),
         "review": _review(before.review),
         "idle_after": _some_time,
+        "false_alarms_per_year": _false_alarms(before.false_alarms),
         "rules": _rules(before.rules),
     }
 
 
+def _given(before: Model, fields: dict[str, Any]) -> Model:
+    """Return the model with what a section gives."""
+    if "false_alarms_per_year" in fields:
+        fields["false_alarms"] = fields.pop("false_alarms_per_year")
+    model = replace(before, **fields)
+    return replace(model, rules=budgeted(model.rules, model.false_alarms))
+
+
 def _defaults(value: Any, at: _At) -> Model:
-    return replace(Model(""), **_fields(value, at, _shared(Model(""))))
+    return _given(Model(""), _fields(value, at, _shared(Model(""))))
 
 
 def _misplaced(value: Any, at: _At) -> None:
@@ -829,7 +878,7 @@ def _model(defaults: Model) -> Reader:
         **_shared(defaults),
     }
     remedy = f"write {{}} or a mapping with the keys {_words(tuple(key for key in readers if key != 'waiting'))}"
-    return lambda value, at: replace(defaults, **_fields(value, at, readers, remedy))
+    return lambda value, at: _given(defaults, _fields(value, at, readers, remedy))
 
 
 def _models(defaults: Model) -> Reader:
@@ -975,6 +1024,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "per_day": model.per_day and _written(model.per_day, _COUNTS),
         "mode": model.mode,
         "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
+        "false_alarms_per_year": dict(model.false_alarms),
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
         "idle_after": written_duration(model.idle_after),
     }
@@ -993,7 +1043,15 @@ def _describe_labels(labels: Labels) -> dict[str, Any]:
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:
-    (fires,) = rule.fires
+    fires = rule.fires[0]
+    if rule.detector:
+        return {
+            "detector": rule.detector,
+            "fires": _describe_limit(fires),
+            "resolves": _describe_limit(rule.resolves),
+            "hold": written_duration(rule.hold),
+            "severity": rule.severity,
+        }
     return {
         "metric": fires.metric,
         "basis": rule.basis,

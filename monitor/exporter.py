@@ -130,6 +130,13 @@ def _version(f: _Families, v: Version) -> None:
     counts, total = v.scores
     if counts:
         f.histogram("scorewatch_score", labels, dict(counts), total)
+    for d in v.detections:
+        e = d.evidence
+        f.put("scorewatch_estimate_available", float(not e.reason), v.model, v.version, "all", e.window, e.metric, e.reason)
+        f.put("scorewatch_evidence", e.value, *labels, d.rule)
+        f.put("scorewatch_evidence_limit", None if e.reason else d.limit, *labels, d.rule)
+        for end, value in (("", d.effect.value), ("_low", d.effect.low), ("_high", d.effect.high)):
+            f.put(f"scorewatch_effect{end}", value, *labels, d.rule)
     for policy, n in v.following.items():
         f.put("scorewatch_policy_following", n, v.model, v.version, policy)
 

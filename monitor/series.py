@@ -110,6 +110,21 @@ SERIES: dict[str, Series] = {
     "scorewatch_policy_following": Series(
         "gauge", ("model", "version", "policy"), "Predictions of the last 24 hours by the policy they name."
     ),
+    "scorewatch_evidence": Series(
+        "gauge",
+        (*_VERSION, "rule"),
+        "Natural logarithm of the evidence that a detector has against the promise; the rule needs scorewatch_evidence_limit.",
+    ),
+    "scorewatch_evidence_limit": Series(
+        "gauge", (*_VERSION, "rule"), "What the evidence of the rule must pass, by the false alarms a year that are accepted."
+    ),
+    "scorewatch_effect": Series(
+        "gauge",
+        (*_VERSION, "rule"),
+        "How far the days of a detector are off the promise, in logits (roc_auc: a difference; score_drift: psi less its null).",
+    ),
+    "scorewatch_effect_low": Series("gauge", (*_VERSION, "rule"), "Interval of scorewatch_effect: its low end."),
+    "scorewatch_effect_high": Series("gauge", (*_VERSION, "rule"), "Interval of scorewatch_effect: its high end."),
     "scorewatch_alert_active": Series("gauge", ("model", "version", "rule", "severity"), "1 while the alert is firing."),
     "scorewatch_alert_info": Series(
         "gauge", ("model", "version", "rule", "severity", "action"), "1 while firing; what the rule does."

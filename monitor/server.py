@@ -19,7 +19,7 @@ from monitor.core.days import iso
 from monitor.core.events import DAY
 from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability, top_label_ece
-from monitor.core.snapshot import Snapshot, Version
+from monitor.core.snapshot import Detection, Snapshot, Version
 from monitor.series import CONTENT_TYPE
 
 
@@ -293,6 +293,12 @@ def number(e: Estimate | None) -> dict[str, Any] | None:
     return found | {"interval_reason": e.interval_reason} if e.interval_reason else found
 
 
+def _detection(d: Detection) -> dict[str, Any]:
+    since = None if d.since is None else iso(d.since * DAY)[:10]
+    said = {"detector": d.detector, "evidence": number(d.evidence), "limit": d.limit, "effect": number(d.effect)}
+    return {**said, "looks": d.looks, "since": since, "slices": dict(d.slices), "day_to_day_variance": d.lr}
+
+
 def state_of(s: Snapshot) -> dict[str, Any]:
     """Return the snapshot as JSON."""
     estimates: dict[tuple[str, str], dict[str, Any]] = {}
@@ -322,6 +328,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
                 "policy": v.policy and v.policy.id,
                 "threshold": v.threshold,
                 "following": dict(v.following),
+                "detectors": {d.rule: _detection(d) for d in v.detections},
                 "estimates": estimates.get((v.model, v.version), {}),
             }
             for v in s.versions
@@ -336,6 +343,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
                 "since": iso(a.since),
                 "observed": number(a.observed),
                 "expected": number(a.expected),
+                "slices": dict(a.slices),
             }
             for a in s.alerts
         ],

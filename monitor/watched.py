@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from monitor.config import Model
 from monitor.core import baseline as baselines
-from monitor.core import readings
+from monitor.core import detectors, readings
 from monitor.core.baseline import Baseline
 from monitor.core.days import (
     MATURE,
@@ -35,8 +35,10 @@ from monitor.core.events import DAY, HOUR, VERDICTS, Ints
 from monitor.core.metrics import METRICS, Estimate, measure
 from monitor.core.policy import Policy
 from monitor.core.readings import LabelRule, Reading
-from monitor.core.snapshot import Version
+from monitor.core.rules import Rule
+from monitor.core.snapshot import Detection, Version
 from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
+from monitor.looks import Looks
 from monitor.series import NOWCAST, SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
@@ -60,6 +62,8 @@ _SUMMARY = (
     "precision",
     "flagged_share",
 )
+_LEARNING = 28
+"""From so many mature days the day-to-day spread is learned where the baseline has too few."""
 _STEPS = np.arange(1, 20) / 20
 """Upper bounds of the score histogram; Prometheus counts a score equal to a bound below it."""
 
@@ -134,8 +138,17 @@ class Watched:
     seen: int = 0
     stale: bool = True
     open_months: set[str] = field(default_factory=set)
+    looks: Looks = field(init=False)
+    baseline_revision: int = 0
+    expected_of: Any = None
+    detected: tuple[Any, tuple[Detection, ...]] = (None, ())
     unwritten: str = ""
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        """Begin without evidence."""
+        rules = tuple(r for r in self.model.rules if r.detector)
+        self.looks = Looks(rules, self.model.labels.rules)
 
     @property
     def name(self) -> tuple[str, str]:
@@ -172,6 +185,8 @@ class Watched:
         if baseline is None and self._observed_path.exists():
             baseline = self._observed()
         self._use(baseline)
+        if (looks := self.store.meta.get(f"looks:{self.code}")) is not None:
+            self.looks.load(looks)
         for code, day in self.store.closed if now is not None else ():
             last = self.newest_mature(now or 0)
             if code == self.code and day > last - WINDOWS["28d"] // DAY:
@@ -228,6 +243,7 @@ class Watched:
     def _use(self, baseline: Baseline | None) -> None:
         self.baseline, self.stale = baseline, True
         self.revision += 1
+        self.baseline_revision += 1
         self._members()
 
     def _members(self) -> None:
@@ -486,6 +502,70 @@ class Watched:
         reading = readings.mature(total([self.days[d]["all"] for d in after]), self.model.labels.rules)
         return {e.metric: e for e in measure(reading, key, window, self.edges, None, metrics)}
 
+    # Looking at whole days.
+
+    def look(self, now: int, threshold: float | None, closing: Collection[int], arriving: Collection[int]) -> None:
+        """Look at the days that ended and those that matured since the last time; `closing` days have just been counted.
+
+        A day in `arriving` has not ended yet, whatever the clock says: its events are being read in.
+        """
+        closed = {d for v, d in self.store.closed if v == self.code} | set(closing)
+        there = {d for v, d in self.store.spans if v == self.code} | closed
+        there |= {d for v, kind, d in self.store.passed if v == self.code and kind == "day"}
+        self._expect(closed, threshold, now)
+
+        def tables_of(day: int) -> Mapping[str, Table]:
+            if day not in closed:
+                return self.counted(day)
+            whole = self.days.get(day, {})
+            return whole if whole.keys() > {"all"} or day in closing else self.store.log.day(self.code, day)
+
+        self.looks.see_mature(closed, closing, tables_of)
+        first = self.looks.ended + 1 if self.looks.ended >= 0 else min(there, default=now // DAY)
+        for day in range(first, now // DAY):
+            if day in arriving:
+                break
+            self.looks.see_ended(day, tables_of(day) if day in there else {})
+
+    def _expect(self, closed: Collection[int], threshold: float | None, now: int) -> None:
+        """Tell the detectors what the baseline makes them expect under the present threshold."""
+        baseline = self.baseline
+        if baseline is None or baseline.provenance["kind"] == "observed":
+            return
+        first = -(-baseline.until // DAY)
+        learning = sorted(d for d in closed if d >= first)[:_LEARNING]
+        state = (self.baseline_revision, threshold, len(learning))
+        if self.expected_of == state:
+            return
+        live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in learning}
+        nulls = detectors.nulls(baseline.days, threshold, self.model.labels.rules, baseline.promises, live)
+        self.looks.expect(f"{baseline.checksum} {self.counted_by}", nulls, threshold, first, now // DAY)
+        self.expected_of = state
+
+    def detections(self, now: int) -> tuple[Detection, ...]:
+        """Return what the detectors see, made anew only when they looked at a day."""
+        looks = self.looks
+        state = (looks.mature, looks.ended, looks.changed, looks.weight, self.revision, tuple(looks.evidence.values()), self.expected_of)
+        if self.detected[0] != state:
+            days = mature_window(self.days, now, self.model.labels.longest, "28d")
+
+            def window(rule: Rule) -> Table:
+                return total([self.days[d]["all"] for d in looks.days_of(rule, days)])
+
+            self.detected = (state, looks.detections(Key(*self.name, "all", now // DAY), window))
+        return self.detected[1]
+
+    def detection(self, rule: Rule, now: int) -> dict[str, Estimate]:
+        """Return the estimates that the rule of a detector looks at, and the one its alert speaks of."""
+        seen = next(d for d in self.detections(now) if d.rule == rule.name)
+        found = {e.metric: e for e in (seen.effect, seen.evidence)}
+        if rule.basis == "mature":
+            return {**self.evidence(rule.basis, rule.window, {rule.shown}, now), **found}
+        key = Key(*self.name, "all", now // DAY)
+        reading = readings.scored(total(list(self.looks.recent.values())))
+        shown = measure(reading, key, rule.window, self.edges, self.reference, {rule.shown})
+        return {**{e.metric: e for e in shown}, **found}
+
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""
         key = Key(*self.name, "all", max(days))
@@ -535,4 +615,5 @@ class Watched:
             following,
             self.model.rules,
             (histogram, self.score_sum),
+            self.detections(now) if self.role == "live" else (),
         )

@@ -37,6 +37,8 @@ UNDEFINED = {
     "degenerate": "All scores are exactly 0 or 1, so the logarithm has no meaning.",
     "low_n": "The window has fewer rows than the metric needs.",
     "prevented": "What was decided keeps the outcomes of some of the rows from ever being seen.",
+    "few_days": "Fewer than seven days came before it to compare it with.",
+    "low_traffic": "The version has no more than .05 of the traffic of its model, so it spends nothing of the false-alarm budget.",
     "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
 }
 

@@ -1,8 +1,9 @@
 """Rules and alerts: one shape for all rules, and the only place with alert states."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from monitor.core.detectors import DETECTORS, EFFECTS, log_threshold
 from monitor.core.metrics import Estimate
 from monitor.core.policy import Limit
 
@@ -10,12 +11,33 @@ SEVERITIES = ("critical", "warning", "info")
 ACTIONS = ("none", "rollback")
 
 
+EVIDENCE, EFFECT = "_evidence", "_effect"
+"""What a detector adds to its name: ln of its evidence against the promise, and how far the days are off now."""
+FALSE_ALARMS: Mapping[str, float] = {"critical": 0.25, "warning": 4.0, "info": 12.0}
+"""How many false alarms a year the detector rules of one severity may give together, per model."""
+
+SHOWN: Mapping[str, str] = {
+    "calibration": "bias",
+    "recall": "recall",
+    "precision": "precision",
+    "fpr": "fpr",
+    "high_confidence_errors": "high_confidence_error_share",
+    "roc_auc": "roc_auc",
+    "prevalence": "prevalence",
+    "flagged_share": "flagged_share",
+    "score_drift": "psi",
+}
+"""The metric that the alert of a detector speaks of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule fires when all `fires` limits are passed for `hold` ms and resolves when the `resolves` limit is.
 
     `basis` and `window` say which reading of which days it looks at (slice `all`, live versions, days after the
-    baseline); fewer than `min_n` rows are no reason to change anything.
+    baseline); fewer than `min_n` rows are no reason to change anything. A rule with a `detector` fires when the evidence of
+    whole days passes the second limit and their effect the first one; when it resolves, evidence starts anew. `shows` is the
+    metric an alert speaks of, that of the first limit unless it is given.
     """
 
     name: str
@@ -27,6 +49,27 @@ class Rule:
     hold: int = 0
     severity: str = "warning"
     action: str = "none"
+    detector: str = ""
+    shows: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Return the metric an alert speaks of."""
+        return self.shows or self.fires[0].metric
+
+
+def detecting(name: str, detector: str, shows: str = "") -> Rule:
+    """Return the rule of a detector; alone it may use the whole budget of its severity, until it is `budgeted`."""
+    large, small, side = EFFECTS[detector]
+    effect, basis = detector + EFFECT, DETECTORS[detector].basis
+    fires, resolves = {
+        "below": (Limit(effect, low=-large), Limit(effect, high=-small)),
+        "above": (Limit(effect, high=large), Limit(effect, low=small)),
+        "both": (Limit(effect, low=-large, high=large), Limit(effect, low=-small, high=small, inside=True)),
+    }[side]
+    evidence = Limit(detector + EVIDENCE, high=log_threshold(1, FALSE_ALARMS["warning"]))
+    window = {"mature": "28d", "scored": "7d"}[basis]
+    return Rule(name, basis, window, (fires, evidence), resolves, min_n=1, detector=detector, shows=shows or SHOWN[detector])
 
 
 SHIPPED: Mapping[str, Rule] = {
@@ -38,6 +81,8 @@ SHIPPED: Mapping[str, Rule] = {
         Limit("ece", "low", low=0.03),
         min_n=500,
     ),
+    "calibration_drift": detecting("calibration_drift", "calibration"),
+    **{name: detecting(name, name) for name in SHOWN if name != "calibration"},
     "policy_volume": Rule(
         "policy_volume",
         "scored",
@@ -48,12 +93,46 @@ SHIPPED: Mapping[str, Rule] = {
         severity="critical",
         action="rollback",
     ),
+    "data_loss": Rule(
+        "data_loss",
+        "scored",
+        "7d",
+        (Limit("volume_ratio", low=0.5),),
+        Limit("volume_ratio", high=0.8),
+        min_n=1,
+    ),
+    "label_coverage": Rule(
+        "label_coverage",
+        "mature",
+        "7d",
+        (Limit("coverage_ratio", low=0.8),),
+        Limit("coverage_ratio", high=0.9),
+        min_n=50,
+    ),
 }
+
+
+def budgeted(chosen: Iterable[Rule], false_alarms: Mapping[str, float]) -> tuple[Rule, ...]:
+    """Return the rules of one model with the evidence that each detector needs, so that all of a severity keep its budget.
+
+    `false_alarms` are those a year by severity. Each detector of a severity gets an equal part.
+    """
+    chosen = tuple(chosen)
+    count = {severity: sum(bool(r.detector) and r.severity == severity for r in chosen) for severity in SEVERITIES}
+
+    def limits(r: Rule) -> tuple[Limit, ...]:
+        effect, evidence = r.fires
+        return effect, replace(evidence, high=log_threshold(count[r.severity], false_alarms[r.severity]))
+
+    return tuple(replace(r, fires=limits(r)) if r.detector else r for r in chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What a rule says about one version: pending, firing or resolved (with a reason) since a time in ms."""
+    """What a rule says about one version: pending, firing or resolved (with a reason) since a time in ms.
+
+    `slices` are those that the evidence of a detector comes from, with their share of it, the largest first.
+    """
 
     rule: str
     model: str
@@ -64,6 +143,7 @@ class Alert:
     observed: Estimate | None = None
     expected: Estimate | None = None
     reason: str = ""
+    slices: tuple[tuple[str, float], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -88,7 +168,7 @@ def step(rule: Rule, model: str, version: str, alert: Alert | None, estimates: M
     Where an estimate says nothing a firing alert goes on firing and a pending one is dropped: absence of evidence neither
     starts nor ends an alert.
     """
-    observed = estimates.get(rule.fires[0].metric)
+    observed = estimates.get(rule.shown)
     if alert is not None and alert.state == "firing":
         if _passed(rule.resolves, estimates, rule.min_n):
             return resolved(alert, "recovered", now, observed)

@@ -13,6 +13,25 @@ from monitor.core.rules import Alert, Rule
 
 
 @dataclass(frozen=True, slots=True)
+class Detection:
+    """What the detector of a rule sees: ln of its evidence and the limit it needs, and the effect now.
+
+    `since` is the first of `looks` days that the evidence comes from, `slices` have most of it with their shares. `lr` is the
+    long-run variance by which the days of the baseline differ more than their rows alone would.
+    """
+
+    rule: str
+    detector: str
+    evidence: Estimate
+    effect: Estimate
+    limit: float
+    looks: int = 0
+    since: int | None = None
+    slices: tuple[tuple[str, float], ...] = ()
+    lr: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """One version of one model: its role, what waits, what it is measured with, which policy it should follow.
 
@@ -46,6 +65,7 @@ class Version:
     following: Mapping[str, int]
     rules: tuple[Rule, ...]
     scores: tuple[Mapping[str, float], float]
+    detections: tuple[Detection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,254 @@
+"""What the detectors of one version have seen: a fold over whole days, kept between ticks and starts."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from monitor.core import detectors, readings
+from monitor.core.days import Key
+from monitor.core.detectors import Evidence, Nulls
+from monitor.core.metrics import METRICS, Estimate
+from monitor.core.readings import LabelRule
+from monitor.core.rules import EFFECT, EVIDENCE, Rule
+from monitor.core.snapshot import Detection
+from monitor.core.tables import Table, all_rows, from_dict, to_dict, total
+
+FEW = 0.05
+"""A version with no more of the traffic of a model spends nothing of its budget."""
+ENDED = 7
+"""The effect of a label-free detector is that of the last so many days that ended."""
+_REMEMBERED = 28
+_WEEK = 7
+_ROWS = 50
+_ENOUGH = 0.8
+"""A mature day with fewer labels than this part of the usual coverage says nothing yet."""
+_HISTORY = 40
+"""Evidence is remembered after each of the last so many days, to go on from there when an earlier day is counted again."""
+
+Tables = Callable[[int], Mapping[str, Table]]
+
+
+@dataclass(slots=True)
+class Looks:
+    """The evidence of the rules with a detector, by rule; all of it can be made again from the day tables.
+
+    `since` is the first day that counts for a rule, `changed` the first whole day under the present threshold. `mature` and
+    `ended` are the newest days looked at. `history` holds the evidence after each of the last mature days, `dirty` the oldest
+    day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` the labels that
+    came of those expected by mature day, `skipped` why a mature day was not looked at.
+    """
+
+    rules: tuple[Rule, ...]
+    labels: tuple[LabelRule, ...]
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    since: dict[str, int] = field(default_factory=dict)
+    threshold: float | None = None
+    changed: int = 0
+    first: int = 0
+    weight: float = 1.0
+    mature: int = -1
+    ended: int = -1
+    dirty: int | None = None
+    history: dict[int, dict[str, Evidence]] = field(default_factory=dict)
+    volume: dict[int, int] = field(default_factory=dict)
+    recent: dict[int, Table] = field(default_factory=dict)
+    coverage: dict[int, float] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
+    nulls: Nulls | None = None
+    digest: str = ""
+    unsaved: bool = False
+
+    # Where it starts.
+
+    def expect(self, digest: str, nulls: Nulls, threshold: float | None, first: int, today: int) -> None:
+        """Take what detectors expect from now on; `first` is the first day after the baseline, `today` the current one.
+
+        Days under another threshold say nothing about this one. After another baseline, of another `digest`, all days are
+        looked at again.
+        """
+        if self.threshold != threshold and self.digest:
+            self.changed = today + 1
+            for rule in (r for r in self.rules if METRICS[r.shown].decided):
+                self._anew(rule.name, self.changed)
+        if self.digest not in ("", digest):
+            self.evidence, self.history, self.dirty = {}, {}, 0
+        self.digest, self.nulls, self.threshold, self.first = digest, nulls, threshold, first
+
+    def weigh(self, together: int) -> None:
+        """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet."""
+        share = self.volume.get(self.ended, 0) / together if together else 1.0
+        if not self.evidence or self.weight <= FEW < share:
+            self.unsaved |= self.weight != share
+            self.weight = share
+
+    def restart(self, name: str) -> None:
+        """Begin the evidence of a rule anew after the days that were looked at."""
+        rule = next((r for r in self.rules if r.name == name), None)
+        if rule is not None:
+            self._anew(name, 1 + (self.mature if rule.basis == "mature" else self.ended))
+
+    def _anew(self, name: str, since: int) -> None:
+        self.since[name], self.unsaved = since, True
+        for then in (self.evidence, *self.history.values()):
+            then.pop(name, None)
+
+    # Days.
+
+    def see_mature(self, closed: Iterable[int], again: Iterable[int], tables: Tables) -> None:
+        """Look at the mature days since the last time, and from the oldest one on that was counted `again`.
+
+        A day that was counted again is only looked at together with the next new one: one look a day.
+        """
+        days = sorted(closed)
+        self.dirty = min((d for d in (*again, *(() if self.dirty is None else (self.dirty,))) if d <= self.mature), default=None)
+        if not days or days[-1] <= self.mature or self.nulls is None:
+            return
+        first = self.mature + 1
+        if self.dirty is not None:
+            # Evidence after the day before; where that is not remembered, from the first day on.
+            before = max((d for d in self.history if d < self.dirty), default=None)
+            first, then = (self.first, {}) if before is None else (before + 1, self.history[before])
+            label_free = {r.name: self.evidence[r.name] for r in self.rules if r.basis == "scored" and r.name in self.evidence}
+            self.evidence = {**label_free, **then}
+        for day in days:
+            if day >= first:
+                self._see("mature", day, tables(day))
+        self.mature, self.dirty, self.unsaved = days[-1], None, True
+        oldest = self.mature - _HISTORY
+        self.history = {d: then for d, then in self.history.items() if d > oldest}
+        self.coverage = {d: c for d, c in self.coverage.items() if d > oldest}
+        self.skipped = {d: reason for d, reason in self.skipped.items() if d > oldest}
+
+    def see_ended(self, day: int, tables: Mapping[str, Table]) -> None:
+        """Look at the scores of a day that ended; of a day without events there are no tables."""
+        self.volume[day] = tables["all"].n if tables else 0
+        if tables:
+            self.recent[day] = replace(all_rows(tables["all"]), delays=None, groups=None)
+            if self.nulls is not None:
+                self._see("scored", day, tables)
+        self.ended, self.unsaved = day, True
+        self.volume = {d: n for d, n in self.volume.items() if d >= day - _REMEMBERED}
+        self.recent = {d: t for d, t in self.recent.items() if d > day - ENDED}
+
+    def _see(self, basis: str, day: int, tables: Mapping[str, Table]) -> None:
+        assert self.nulls is not None
+        if day < self.first:
+            return
+        if basis == "mature":
+            self.skipped.pop(day, None)
+            if reason := self._uncovered(day, tables["all"]):
+                self.skipped[day] = reason
+        if basis == "scored" or day not in self.skipped:
+            for rule in self.rules:
+                if rule.basis == basis and day >= self.since.get(rule.name, 0) and rule.detector in self.nulls.by:
+                    before, limit = self.evidence.get(rule.name), rule.fires[1].high
+                    assert limit is not None
+                    self.evidence[rule.name] = detectors.look(
+                        rule.detector, before, day, tables, self.nulls, self.labels, limit
+                    )
+        if basis == "mature":
+            self.history[day] = {r.name: self.evidence[r.name] for r in self.rules if r.name in self.evidence and r.basis == basis}
+
+    def _uncovered(self, day: int, table: Table) -> str:
+        """Return `coverage` when far fewer labels than usual came for the day, else nothing."""
+        covered = readings.coverage(table, self.labels)
+        if covered is None:
+            return ""
+        earlier = [c for d, c in self.coverage.items() if day - _REMEMBERED <= d < day]
+        self.coverage[day] = covered
+        return "coverage" if len(earlier) >= 3 and covered < _ENOUGH * median(earlier) else ""
+
+    # What they say.
+
+    def detections(self, key: Key, window: Callable[[Rule], Table]) -> tuple[Detection, ...]:
+        """Return what each rule with a detector sees; `window` gives the mature days that a rule's effect is about."""
+        return tuple(self._detection(rule, key, window) for rule in self.rules)
+
+    def _detection(self, rule: Rule, key: Key, window: Callable[[Rule], Table]) -> Detection:
+        table = window(rule) if rule.basis == "mature" else total([t for d, t in self.recent.items() if d >= self._from(rule)])
+        found: Any = "no_baseline" if self.nulls is None else self.nulls.reasons.get(rule.detector)
+        found = found or ("low_traffic" if self.weight <= FEW else None)
+        evidence = self.evidence.get(rule.name) if found is None else None
+        said = {"key": key, "window": rule.window, "basis": rule.basis}
+        if found is None:
+            assert self.nulls is not None
+            found = detectors.effect(rule.detector, table, self.nulls, self.labels) if table.n else "no_mature_days"
+        if isinstance(found, str):
+            effect = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n, found)
+        else:
+            effect = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, *found[:4], "", found[4])
+        value = None if evidence is None else detectors.log_evidence(evidence) + _log(self.weight)
+        reason = "" if evidence is not None else effect.reason or "no_mature_days"
+        rows = 0 if evidence is None else evidence.rows
+        seen = Estimate(rule.detector + EVIDENCE, **said, value=value, low=None, high=None, n=rows, reason=reason)
+        shares = () if evidence is None else detectors.shares(evidence)
+        looks, since = (0, None) if evidence is None else (evidence.looks, evidence.since)
+        lr = None if self.nulls is None else self.nulls.lr.get(rule.detector)
+        return Detection(rule.name, rule.detector, seen, effect, rule.fires[1].high or 0.0, looks, since, shares, lr)
+
+    def _from(self, rule: Rule) -> int:
+        """Return the first day that the effect of a rule may be about."""
+        return max(self.first, self.changed if METRICS[rule.shown].decided else 0)
+
+    def days_of(self, rule: Rule, days: Iterable[int]) -> list[int]:
+        """Return those of the mature days that the effect of a rule may be about."""
+        return [d for d in days if d >= self._from(rule) and d not in self.skipped]
+
+    def ratios(self, key: Key, volumes: Mapping[int, float]) -> tuple[Estimate, Estimate]:
+        """Return how the rows of the last day that ended and the labels of the newest mature day compare with the days before.
+
+        Rows are compared with the day of the 28 before that had the fewest, so that a weekend is none; label coverage with the
+        median day. `volumes` are rows of all versions by day.
+        """
+        rows = int(volumes.get(self.ended, 0))
+        return (
+            _ratio("volume_ratio", key, "scored", "7d", volumes, min, max(rows, 1)),
+            _ratio("coverage_ratio", key, "mature", "7d", self.coverage, median, _ROWS),
+        )
+
+    # Between two starts; what is remembered to go back to is not kept.
+
+    def dump(self) -> str:
+        """Return what `load` needs."""
+        self.unsaved = False
+        body = {
+            "evidence": {name: detectors.to_dict(e) for name, e in self.evidence.items()},
+            "recent": {day: to_dict(t) for day, t in self.recent.items()},
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+        return json.dumps(body, separators=(",", ":"))
+
+    def load(self, text: str) -> None:
+        """Go on from what `dump` returned."""
+        body = json.loads(text)
+        for name in _PLAIN:
+            value = body[name]
+            setattr(self, name, {int(k): v for k, v in value.items()} if name in _BY_DAY else value)
+        known = {r.name for r in self.rules}
+        self.evidence = {name: detectors.from_dict(e) for name, e in body["evidence"].items() if name in known}
+        self.recent = {int(day): from_dict(t) for day, t in body["recent"].items()}
+
+
+_BY_DAY = ("volume", "coverage", "skipped")
+_PLAIN = ("digest", "since", "threshold", "changed", "first", "weight", "mature", "ended", "dirty", *_BY_DAY)
+
+
+def _log(weight: float) -> float:
+    return math.log(weight) if weight < 1 else 0.0
+
+
+def _ratio(
+    metric: str, key: Key, basis: str, window: str, by_day: Mapping[int, float], usual: Callable[[Iterable[float]], float], n: int
+) -> Estimate:
+    """Return the newest number over what is usual of the 28 days before, of which seven are needed."""
+    newest = max(by_day, default=0)
+    before = [x for d, x in by_day.items() if newest - _REMEMBERED <= d < newest]
+    said = Estimate(metric, key, window, basis, None, None, None, n)
+    if len(before) < _WEEK:
+        return replace(said, reason="few_days")
+    if not usual(before):
+        return replace(said, reason="no_events")
+    return replace(said, value=by_day[newest] / usual(before))
