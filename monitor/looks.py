@@ -18,8 +18,9 @@ from monitor.core.tables import Table, all_rows, from_dict, to_dict, total
 
 FEW = 0.05
 """A version with no more of the traffic of a model spends nothing of its budget."""
-ENDED = 7
-"""The effect of a label-free detector is that of the last so many days that ended."""
+ENDED, ROWS = 7, 2_000
+"""The effect of a label-free detector is that of the last days that ended: so many, and as many more, up to 28, as hold so many
+rows; the scores of fewer differ by chance."""
 _REMEMBERED = 28
 _WEEK = 7
 _ROWS = 50
@@ -131,7 +132,7 @@ class Looks:
                 self._see("scored", day, tables)
         self.ended, self.unsaved = day, True
         self.volume = {d: n for d, n in self.volume.items() if d >= day - _REMEMBERED}
-        self.recent = {d: t for d, t in self.recent.items() if d > day - ENDED}
+        self.recent = _newest(self.recent, day)
 
     def _see(self, basis: str, day: int, tables: Mapping[str, Table]) -> None:
         assert self.nulls is not None
@@ -146,11 +147,11 @@ class Looks:
                 if rule.basis == basis and day >= self.since.get(rule.name, 0) and rule.detector in self.nulls.by:
                     before, limit = self.evidence.get(rule.name), rule.fires[1].high
                     assert limit is not None
-                    self.evidence[rule.name] = detectors.look(
-                        rule.detector, before, day, tables, self.nulls, self.labels, limit
-                    )
+                    self.evidence[rule.name] = detectors.look(rule.detector, before, day, tables, self.nulls, self.labels, limit)
         if basis == "mature":
-            self.history[day] = {r.name: self.evidence[r.name] for r in self.rules if r.name in self.evidence and r.basis == basis}
+            self.history[day] = {
+                r.name: self.evidence[r.name] for r in self.rules if r.name in self.evidence and r.basis == basis
+            }
 
     def _uncovered(self, day: int, table: Table) -> str:
         """Return `coverage` when far fewer labels than usual came for the day, else nothing."""
@@ -172,22 +173,20 @@ class Looks:
         found: Any = "no_baseline" if self.nulls is None else self.nulls.reasons.get(rule.detector)
         found = found or ("low_traffic" if self.weight <= FEW else None)
         evidence = self.evidence.get(rule.name) if found is None else None
-        said = {"key": key, "window": rule.window, "basis": rule.basis}
         if found is None:
             assert self.nulls is not None
             found = detectors.effect(rule.detector, table, self.nulls, self.labels) if table.n else "no_mature_days"
-        if isinstance(found, str):
-            effect = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n, found)
-        else:
-            effect = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, *found[:4], "", found[4])
-        value = None if evidence is None else detectors.log_evidence(evidence) + _log(self.weight)
-        reason = "" if evidence is not None else effect.reason or "no_mature_days"
-        rows = 0 if evidence is None else evidence.rows
-        seen = Estimate(rule.detector + EVIDENCE, **said, value=value, low=None, high=None, n=rows, reason=reason)
-        shares = () if evidence is None else detectors.shares(evidence)
-        looks, since = (0, None) if evidence is None else (evidence.looks, evidence.since)
+        nothing = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n)
+        effect = replace(nothing, **({"reason": found} if isinstance(found, str) else found._asdict()))
+        seen = replace(nothing, metric=rule.detector + EVIDENCE, n=0, reason=effect.reason or "no_mature_days")
         lr = None if self.nulls is None else self.nulls.lr.get(rule.detector)
-        return Detection(rule.name, rule.detector, seen, effect, rule.fires[1].high or 0.0, looks, since, shares, lr)
+        limit = rule.fires[1].high or 0.0
+        if evidence is None:
+            return Detection(rule.name, rule.detector, seen, effect, limit, lr=lr)
+        value = detectors.log_evidence(evidence) + _log(self.weight)
+        seen = replace(seen, value=value, n=evidence.rows, reason="")
+        slices = detectors.shares(evidence)
+        return Detection(rule.name, rule.detector, seen, effect, limit, evidence.looks, evidence.since, slices, lr)
 
     def _from(self, rule: Rule) -> int:
         """Return the first day that the effect of a rule may be about."""
@@ -234,6 +233,16 @@ class Looks:
 
 _BY_DAY = ("volume", "coverage", "skipped")
 _PLAIN = ("digest", "since", "threshold", "changed", "first", "weight", "mature", "ended", "dirty", *_BY_DAY)
+
+
+def _newest(by_day: Mapping[int, Table], day: int) -> dict[int, Table]:
+    """Return the tables of the last ENDED days before and at `day`, and of those before until there are ROWS rows."""
+    out: dict[int, Table] = {}
+    for d in sorted(by_day, reverse=True):
+        if d <= day - _REMEMBERED or (d <= day - ENDED and sum(t.n for t in out.values()) >= ROWS):
+            break
+        out[d] = by_day[d]
+    return out
 
 
 def _log(weight: float) -> float:

@@ -545,7 +545,15 @@ class Watched:
     def detections(self, now: int) -> tuple[Detection, ...]:
         """Return what the detectors see, made anew only when they looked at a day."""
         looks = self.looks
-        state = (looks.mature, looks.ended, looks.changed, looks.weight, self.revision, tuple(looks.evidence.values()), self.expected_of)
+        state = (
+            looks.mature,
+            looks.ended,
+            looks.changed,
+            looks.weight,
+            self.revision,
+            tuple(looks.evidence.values()),
+            self.expected_of,
+        )
         if self.detected[0] != state:
             days = mature_window(self.days, now, self.model.labels.longest, "28d")
 

@@ -47,7 +47,9 @@ def alerts(folder, games, league):
     (folder / "baseline.json").write_text(baselines.to_json(replaced(made, checksum=baseline_checksum(made))))
     ts = mine["pred_time"][later].astype("datetime64[s]").astype(np.int64)
     lines = []
-    for i, (t, p, y) in enumerate(sorted(zip(ts.tolist(), mine["score"][later].tolist(), mine["label"][later].tolist(), strict=True))):
+    for i, (t, p, y) in enumerate(
+        sorted(zip(ts.tolist(), mine["score"][later].tolist(), mine["label"][later].tolist(), strict=True))
+    ):
         assert t * 1000 >= made.until - DAY
         lines.append(f'{{"id":"{i}","ts":{t},"model":"games","version":"1","score":{p!r}}}')
         lines.append(f'{{"id":"{i}","label":{y},"ts":{t},"model":"games"}}')

@@ -38,13 +38,18 @@ UNDEFINED = {
     "low_n": "The window has fewer rows than the metric needs.",
     "prevented": "What was decided keeps the outcomes of some of the rows from ever being seen.",
     "few_days": "Fewer than seven days came before it to compare it with.",
-    "low_traffic": "The version has no more than .05 of the traffic of its model, so it spends nothing of the false-alarm budget.",
+    "low_traffic": "The version has at most .05 of its model's traffic, so none of the false-alarm budget is spent on it.",
     "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
 }
 
 NO_INTERVAL = {
     "few_clusters": "The rows come from fewer than 20 effective clusters.",
-    "clustered": "The rows are clustered and how that widens the interval cannot be told.",
+    "clustered": "The rows are clustered, and what that does to an interval or to evidence over days cannot be told.",
+}
+
+NOT_LOOKING = {
+    "learning": "The baseline has fewer than 14 days, so how much days differ is learnt from the first 28 mature live days.",
+    "weighted": "The outcomes are weighted, and only whole rows can be evidence.",
 }
 
 RESOLVED = {
@@ -66,4 +71,4 @@ DECIDED = {
     "failed": "The action failed and is tried again at every tick; the agent's log has the error.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | RESOLVED | DECIDED
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED

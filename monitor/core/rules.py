@@ -21,7 +21,7 @@ SHOWN: Mapping[str, str] = {
     "recall": "recall",
     "precision": "precision",
     "fpr": "fpr",
-    "high_confidence_errors": "high_confidence_error_share",
+    "high_confidence_errors": "accuracy",
     "roc_auc": "roc_auc",
     "prevalence": "prevalence",
     "flagged_share": "flagged_share",
@@ -63,8 +63,8 @@ def detecting(name: str, detector: str, shows: str = "") -> Rule:
     large, small, side = EFFECTS[detector]
     effect, basis = detector + EFFECT, DETECTORS[detector].basis
     fires, resolves = {
-        "below": (Limit(effect, low=-large), Limit(effect, high=-small)),
-        "above": (Limit(effect, high=large), Limit(effect, low=small)),
+        "down": (Limit(effect, low=-large), Limit(effect, high=-small)),
+        "up": (Limit(effect, high=large), Limit(effect, low=small)),
         "both": (Limit(effect, low=-large, high=large), Limit(effect, low=-small, high=small, inside=True)),
     }[side]
     evidence = Limit(detector + EVIDENCE, high=log_threshold(1, FALSE_ALARMS["warning"]))

@@ -1,0 +1,768 @@
+"""Tests that stay valid when one looks at every day for years: evidence that a promise no longer holds.
+
+Each look multiplies the evidence by a likelihood ratio whose mean is at most 1 while the promise holds (an e-value), summed in
+the manner of Shiryaev and Roberts over the days at which the change may have come: SR <- (1 + SR) e. The mean of SR is then
+never above the number of looks, so it reaches A on average not before A looks (Shin, Ramdas and Rinaldo, E-detectors,
+arXiv:2203.03532). Rows of one day share its shocks, so the logarithm of an e-value is divided by phi = 1 + lr V, where V is the
+information of the day and lr the long-run variance of the daily effect in the baseline.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from monitor.core.events import FLAG, NONE, PASS, Floats
+from monitor.core.intervals import Measured, delong, normal
+from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.metrics.counts import FN, FP, NEGATIVES, POSITIVES, ROLE, TN, TP, outcomes
+from monitor.core.metrics.drift import counts, psi_of
+from monitor.core.readings import LabelRule, Reading, baseline, mature, scored
+from monitor.core.tables import BINS, EDGES, GROUPS, Table, total
+
+NO_EVIDENCE = math.log(np.finfo(np.float64).tiny)
+"""The logarithm that stands for SR = 0: nothing was looked at yet. It has no effect on a sum and is a number in JSON."""
+TOLERANCE = 0.1
+"""The null is a band: logits may be wrong by so much."""
+CLIP = 1e-4
+"""Scores are taken as at least so far from 0 and 1: a score of exactly 1 would make its first error a certain proof."""
+COARSE = 256
+"""Evidence is read off so many bins, each as its mean score, which loses next to nothing and is still an e-value."""
+MIN_DAYS, LEARN_DAYS, FEW_DAYS = 14, 28, 60
+"""With fewer baseline days than the first the long-run variance is learnt from so many live days; with fewer than the last
+it is raised by half, because its estimate is noisy."""
+HIGH_CONFIDENCE = 0.8
+CAP = 5.0
+"""Evidence of a slice is kept at most so far above what fires, in nats."""
+
+_COARSE_OF = np.arange(BINS) * COARSE // BINS
+_INTERCEPTS = (0.0, 0.1, -0.1, 0.2, -0.2, 0.4, -0.4, 0.8, -0.8)
+_SLOPES = (0.6, 0.8, 1.0, 1.25, 1.6)
+GRID = np.array([(a, b) for a in _INTERCEPTS for b in _SLOPES if (a, b) != (0.0, 1.0)])
+"""Alternatives of the calibration detector: intercept and slope in logit, shape (44, 2)."""
+_STEPS = np.array([0.15, 0.4, 0.9, 1.9])
+_BETS = np.array([0.08, 0.16, 0.32, 0.64])
+_TILTS = np.array([0.05, 0.15, 0.35, 0.75])
+
+Bins = tuple[Floats, Floats, Floats]
+"""Rows, logit of the mean score and positives by coarse bin."""
+Step = tuple[Floats, Floats, Floats]
+Trials = Callable[[Reading], tuple[float, float]]
+
+
+EFFECTS: Mapping[str, tuple[float, float, str]] = {
+    "calibration": (0.2, 0.15, "both"),
+    "recall": (0.2, 0.15, "down"),
+    "precision": (0.2, 0.15, "down"),
+    "fpr": (0.2, 0.15, "up"),
+    "high_confidence_errors": (0.2, 0.15, "up"),
+    "roc_auc": (0.02, 0.015, "down"),
+    "prevalence": (0.2, 0.15, "both"),
+    "flagged_share": (0.2, 0.15, "both"),
+    "score_drift": (0.02, 0.015, "up"),
+}
+"""How large an effect (see `effect`) must be to fire, below what it resolves, and the side that counts: logits, except for
+roc_auc (a difference) and score_drift (psi above what it is without drift)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Null:
+    """What a detector expects of one slice.
+
+    `promise` is the promised rate or area, the centre of the slopes (calibration) or the baseline rows (score drift), `variance`
+    what its own sampling leaves open (0: nothing was estimated), `about` what belongs to it. `gains` is what the log e-value is
+    computed with, for a band of half-width `tolerance`, and `points` the number of alternatives. `size` is the mean number of
+    rows of a cluster within a day, `lr` the long-run variance by kind of daily effect: phi = size + V (lr + variance size).
+    """
+
+    promise: float
+    variance: float
+    about: tuple[Any, ...] = ()
+    gains: Floats = field(default_factory=lambda: np.zeros(1))
+    points: int = 0
+    tolerance: float = 0.0
+    size: float = 1.0
+    lr: Floats = field(default_factory=lambda: np.zeros(1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nulls:
+    """What each detector expects per slice, made once per baseline and threshold.
+
+    `by` maps a detector to its slices, `reasons` one that cannot look to a code of `reasons`. `lr` is the long-run variance of
+    the daily effect, `dispersion` the Pearson dispersion of the days it was learnt from (1 without day effects).
+    """
+
+    by: Mapping[str, Mapping[str, Null]]
+    reasons: Mapping[str, str]
+    lr: Mapping[str, float]
+    dispersion: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """A detector's memory, a fold over days: first and last day looked at, number of looks with rows, rows of `all` taken in.
+
+    `log` has for each slice of the nulls the logarithm of SR per grid point, NO_EVIDENCE before the first look.
+    """
+
+    since: int
+    day: int
+    looks: int
+    rows: int
+    log: Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """One kind of sequential test.
+
+    `about` says whose outcomes it needs, as in `metrics.Metric`, `decided` whether verdicts. `freeze(whole, days, of, paired)`
+    returns the promise of the readings of a baseline (`of`: the null of the slice `all`) or a reason, `arm(null, tolerance)`
+    makes a band of it. `step(reading, null)` returns the score S and its variance V by kind of daily effect
+    (S / V is the effect of the day, 1 / V its sampling variance) and the log e-value by grid point; None where it has no trials.
+    """
+
+    basis: str
+    help: str
+    freeze: Callable[[Reading, Iterable[Reading], Null | None, bool], Null | str]
+    arm: Callable[[Null, float], Null]
+    step: Callable[[Reading, Null], Step | None]
+    effect: Callable[[Reading, Null], Measured | str]
+    tolerance: float = TOLERANCE
+    decided: bool = False
+    about: str = "all"
+
+
+def _expit(z: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-z))
+
+
+def _logit(p: Any) -> Any:
+    return np.log(p / (1.0 - p))
+
+
+def _outcome_counts(reading: Reading) -> tuple[Floats, Floats]:
+    """Return negatives and positives per cell as numbers of rows.
+
+    Weighted sums are no e-values. Rows of a cell share score and verdict, and so the weight w: (sum w)**2 / sum w**2 is how many
+    there are, and calibration holds given the score, whatever the choice by score and verdict.
+    """
+    if reading.spread is None:
+        return reading.neg, reading.pos
+    neg2, pos2, _ = reading.spread
+    return reading.neg**2 / np.where(neg2 > 0, neg2, 1.0), reading.pos**2 / np.where(pos2 > 0, pos2, 1.0)
+
+
+def _bins(reading: Reading) -> Bins:
+    """Return rows, logit of the mean score and positives of the occupied coarse bins."""
+    neg, pos = _outcome_counts(reading)
+    n, at = neg + pos, _COARSE_OF[reading.bin]
+    rows, score, hits = (np.bincount(at, x, COARSE).astype(np.float64) for x in (n, n * reading.score, pos))
+    there = rows > 0
+    rows = rows[there]
+    return rows, _logit(np.clip(score[there] / rows, CLIP, 1 - CLIP)), hits[there]
+
+
+def binned_evidence(
+    n: Floats, z: Floats, pos: Floats, center: float, grid: Floats = GRID, tolerance: float = TOLERANCE
+) -> Floats:
+    """Return the log likelihood ratio of each alternative against the nearest probability within the band, shape (K,).
+
+    sum_b [y_b ln(q_b / p_b) + (n_b - y_b) ln((1 - q_b) / (1 - p_b))], logit q = c + a + b (z - c) for rows (a, b) of the grid,
+    logit p = the value within z +- tolerance that is nearest to logit q; `n` and `pos` by bin, z = the logit that the null
+    promises for the mean score. Taking the mean of a bin leaves it an
+    e-value. Henzi, Puke, Dimitriadis and Ziegel, arXiv:2203.00426.
+
+    >>> binned_evidence(np.array([100.0]), np.array([0.0]), np.array([60.0]), 0.0, np.array([[0.4, 1.0], [-0.4, 1.0]])).round(3)
+    array([ 1.273, -4.727])
+    """
+    q = (center + grid[:, 0])[:, None] + np.outer(grid[:, 1], z - center)
+    # ln(1 + e**z) rises with z, so where it is cut to the band z is, and one logarithm does for both.
+    soft, (low, high) = np.log1p(np.exp(q)), np.log1p(np.exp(np.stack((z - tolerance, z + tolerance))))
+    gain: Floats = (q - np.clip(q, z - tolerance, z + tolerance)) @ pos - (soft - np.clip(soft, low, high)) @ n
+    return gain
+
+
+def _platt(n: Floats, z: Floats, pos: Floats) -> Floats:
+    """Return a, b of the logistic regression of the outcomes on z (Platt 1999), by Newton's method."""
+    x, beta = np.stack((np.ones_like(z), z)), np.array([0.0, 1.0])
+    for _ in range(25):
+        p = _expit(beta @ x)
+        # A little ridge keeps separable outcomes finite.
+        change = np.linalg.solve((x * (n * p * (1 - p))) @ x.T + 1e-6 * np.eye(2), x @ (pos - n * p))
+        beta = beta + np.clip(change, -2.0, 2.0)
+        if np.abs(change).max() < 1e-9:
+            break
+    return beta
+
+
+def _offset(n: Floats, z: Floats, pos: Floats) -> tuple[float, float]:
+    """Return the offset that fits the outcomes best at fixed slope 1, and its information.
+
+    Half a positive and half a negative at offset 0 are added, so that it is finite when there is one class.
+    """
+    a = 0.0
+    for _ in range(25):
+        p, own = _expit(z + a), float(_expit(a))
+        v = float(n @ (p * (1 - p))) + own * (1 - own)
+        change = min(max((float((pos - n * p).sum()) + 0.5 - own) / v, -1.0), 1.0)
+        a += change
+        if abs(change) < 1e-9:
+            break
+    return a, v
+
+
+def _off(bins: Bins, line: Floats) -> tuple[float, float]:
+    """Return sum (y - p) and sum p (1 - p) where logit p = a + b z."""
+    n, z, pos = bins
+    p = _expit(line[0] + line[1] * z)
+    return float((pos - n * p).sum()), float(n @ (p * (1 - p)))
+
+
+def _rejects(days: Sequence[Bins], line: Floats) -> bool:
+    """Return whether whole days reject the line, by the score test of intercept and slope at .001.
+
+    U = sum (y - p)(1, z); its covariance is that of independent rows plus lr sum_d J_d J_d', J_d what an offset of the day moves.
+    """
+    lr = float(_long_run(np.array([_off(bins, line) for bins in days]).T[:, :, None])[0][0])
+    score, cov = np.zeros(2), np.zeros((2, 2))
+    for n, z, pos in days:
+        x, p = np.stack((np.ones_like(z), z)), _expit(line[0] + line[1] * z)
+        v = n * p * (1 - p)
+        moved = x @ v
+        score += x @ (pos - n * p)
+        cov += (x * v) @ x.T + lr * np.outer(moved, moved)
+    # P(chi2 of two degrees of freedom > q) = exp(-q / 2).
+    return float(score @ np.linalg.pinv(cov) @ score) > -2 * math.log(0.001)
+
+
+def _freeze_calibration(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+    """Return the promise that scores are honest, unless the baseline itself rejects that: then its Platt map.
+
+    A slice is promised what `all` is, unless it rejects that. `paired`: what the other version's scores were off by.
+    """
+    n, z, pos = bins = _bins(whole)
+    if not len(n):
+        return "no_labels"
+    line, variance = np.array([0.0, 1.0]) if of is None else of.about[0], 0.0 if of is None else of.variance
+    if paired:
+        a, v = _offset(n, z, pos)
+        line, variance = np.array([a, 1.0]), 1.0 / v
+    elif _rejects([_bins(r) for r in days], line):
+        line = _platt(n, z, pos)
+        variance = 1.0 / _off(bins, line)[1]
+    mean = float(_expit(line[0] + line[1] * z) @ n / n.sum())
+    return Null(float(_logit(np.clip(mean, CLIP, 1 - CLIP))), variance, (line,))
+
+
+def _step_calibration(reading: Reading, null: Null) -> Step | None:
+    n, z, pos = bins = _bins(reading)
+    if not len(n):
+        return None
+    (a, b), (s, v) = null.about[0].tolist(), _off(bins, null.about[0])
+    return np.array([s]), np.array([v]), binned_evidence(n, a + b * z, pos, null.promise, GRID, null.tolerance)
+
+
+def _effect_calibration(reading: Reading, null: Null) -> Measured | str:
+    n, z, pos = _bins(reading)
+    if not len(n):
+        return "no_labels"
+    a, b = null.about[0].tolist()
+    value, v = _offset(n, a + b * z, pos)
+    return Measured(value, *normal(value, null.size / v), round(n.sum()))
+
+
+def _places(hits: Floats, rest: Floats) -> Trials:
+    """Return the function that finds hits and trials by their places in `outcomes`."""
+
+    def trials(reading: Reading) -> tuple[float, float]:
+        counts = outcomes(reading)
+        k = float(counts @ hits)
+        return k, k + float(counts @ rest)
+
+    return trials
+
+
+def _flagged(reading: Reading) -> tuple[float, float]:
+    passed, flagged, _ = np.bincount(ROLE[reading.verdict], reading.n, 3).tolist()
+    return flagged, passed + flagged
+
+
+def _wrong_though_sure(reading: Reading) -> tuple[float, float]:
+    """Return how many rows with max(p, 1 - p) >= .8 were of the other class, and how many there are."""
+    high, low = reading.score >= HIGH_CONFIDENCE, 1.0 - reading.score >= HIGH_CONFIDENCE
+    return float(reading.neg[high].sum() + reading.pos[low].sum()), float(reading.n[high | low].sum())
+
+
+def _rate(
+    help: str, trials: Trials, side: str, undefined: str, basis: str = "mature", decided: bool = True, about: str = "all"
+) -> Detector:
+    """Return the Bernoulli test of a share of hits among trials, on a grid of higher (up), lower (down) or both alternatives."""
+    signs = np.array({"down": [-1.0], "up": [1.0], "both": [-1.0, 1.0]}[side])[:, None]
+
+    def freeze(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+        k, m = trials(whole)
+        if not m:
+            return undefined
+        r = (k + 0.5) / (m + 1.0)
+        return Null(r, 1.0 / (m * r * (1 - r)))
+
+    def arm(null: Null, tolerance: float) -> Null:
+        z, steps = _logit(null.promise), tolerance + _STEPS
+        q, p = _expit(z + signs * steps), _expit(z + signs * tolerance)
+        gains = np.stack((np.log(q / p).ravel(), np.log((1 - q) / (1 - p)).ravel()))
+        return replace(null, gains=gains, points=gains.shape[-1], tolerance=tolerance)
+
+    def step(reading: Reading, null: Null) -> Step | None:
+        k, m = trials(reading)
+        if not m:
+            return None
+        r = null.promise
+        return np.array([k - m * r]), np.array([m * r * (1 - r)]), k * null.gains[0] + (m - k) * null.gains[1]
+
+    def effect(reading: Reading, null: Null) -> Measured | str:
+        k, m = trials(reading)
+        if not m:
+            return undefined
+        r = (k + 0.5) / (m + 1.0)
+        value = float(_logit(r) - _logit(null.promise))
+        return Measured(value, *normal(value, null.size / (m * r * (1 - r))), round(m))
+
+    return Detector(basis, help, freeze, arm, step, effect, decided=decided, about=about)
+
+
+def _classes(reading: Reading) -> Floats:
+    """Return negatives and positives by coarse bin, shape (2, COARSE)."""
+    at = _COARSE_OF[reading.bin]
+    return np.stack((np.bincount(at, reading.neg, COARSE), np.bincount(at, reading.pos, COARSE)))
+
+
+def _freeze_auc(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+    neg, pos = _classes(whole)
+    if not neg.any() or not pos.any():
+        return "one_class"
+    auc, variance = delong(neg, pos)
+    placement = (neg.cumsum() - 0.5 * neg) / neg.sum()
+    around = max(float(pos @ (placement - auc) ** 2) / float(pos.sum()), 1e-4)
+    return Null(auc, variance if variance > 0 else around / float(min(neg.sum(), pos.sum())), (placement, np.array([around])))
+
+
+def _arm_auc(null: Null, tolerance: float) -> Null:
+    """Return the null with bets that the mean placement of a positive among the baseline's negatives is below the band.
+
+    1 + lambda (m - v) has a mean of at most 1 when that of v in [0, 1] is at least m, and is positive for lambda < 1 / (1 - m).
+    Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, JRSS B 86 (2024).
+    """
+    m = min(max(null.promise - tolerance, 0.0), 1.0 - 1e-3)
+    gains = np.log1p(np.outer(m - null.about[0], _BETS / (1 - m)))
+    return replace(null, gains=gains, points=len(_BETS), tolerance=tolerance)
+
+
+def _step_auc(reading: Reading, null: Null) -> Step | None:
+    pos = np.bincount(_COARSE_OF[reading.bin], reading.pos, COARSE)
+    n = float(pos.sum())
+    if not n:
+        return None
+    placement, around = null.about
+    return (pos @ placement - n * null.promise) / around, n / around, pos @ null.gains
+
+
+def _effect_auc(reading: Reading, null: Null) -> Measured | str:
+    neg, pos = _classes(reading)
+    if not neg.any() or not pos.any():
+        return "one_class"
+    auc, variance = delong(neg, pos)
+    rows = round(neg.sum() + pos.sum())
+    value = auc - null.promise
+    return Measured(value, *normal(value, null.size * variance), rows) if variance > 0 else Measured(value, None, None, rows)
+
+
+def _freeze_drift(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+    """Return the baseline's shares of its calibration bins, and the two directions in which they are tilted.
+
+    The directions are normal scores of the mid-ranks (location: a tilt by t moves normal scores by t standard deviations) and
+    what their squares add to that (spread), each of mean 0 and variance 1 in the baseline.
+    """
+    edges = calibration_edges(whole) if of is None else of.about[0]
+    rows = counts(whole, edges)
+    share = (rows + 0.5) / (rows + 0.5).sum()
+    if (rows > 0).sum() < 2:
+        return "degenerate"
+    inverse = NormalDist().inv_cdf
+    place = np.array([inverse(x) for x in share.cumsum() - 0.5 * share])
+    location = (place - share @ place) / math.sqrt(share @ (place - share @ place) ** 2)
+    square = location**2 - 1.0 - (share @ location**3) * location
+    size = math.sqrt(share @ square**2)
+    directions = [location, square / size] if size > 1e-6 else [location]
+    return Null(float(rows.sum()), 1.0 / float(rows.sum()), (edges, rows, share, np.stack(directions)))
+
+
+def _arm_drift(null: Null, tolerance: float) -> Null:
+    """Return the null with the gain of a row of each bin by tilt: ln of its share under that over its share on the band's edge.
+
+    Shares tilted by t are proportional to share exp(t direction). Among tilts of one direction the likelihood ratio is monotone,
+    so its mean is at most 1 for all those inside the band.
+    """
+    _, _, share, directions = null.about
+    signs = np.array([-1.0, 1.0])[:, None]
+
+    def tilted(t: Floats) -> Floats:
+        raised = np.log(share) + np.multiply.outer(directions, t.ravel()).swapaxes(1, 2)
+        shares: Floats = raised - np.log(np.exp(raised).sum(axis=2, keepdims=True))
+        return shares
+
+    beyond, edge = signs * (tolerance + _TILTS), signs * np.full(len(_TILTS), tolerance)
+    gains = (tilted(beyond) - tilted(edge)).reshape(-1, len(share))
+    return replace(null, gains=gains, points=len(gains), tolerance=tolerance)
+
+
+def _step_drift(reading: Reading, null: Null) -> Step | None:
+    edges, _, _, directions = null.about
+    rows = counts(reading, edges)
+    n = rows.sum()
+    return (directions @ rows, np.full(len(directions), n), null.gains @ rows) if n else None
+
+
+def _effect_drift(reading: Reading, null: Null) -> Measured | str:
+    edges, base, _, _ = null.about
+    rows = counts(reading, edges)
+    n = float(rows.sum())
+    if not n:
+        return "no_events"
+    return Measured(psi_of(rows, base) - (len(edges) - 1) * (1 / n + 1 / null.promise), None, None, round(n))
+
+
+DETECTORS: Mapping[str, Detector] = {
+    "calibration": Detector(
+        "mature",
+        "Outcomes against scores, intercept and slope.",
+        _freeze_calibration,
+        lambda null, tolerance: replace(null, points=len(GRID), tolerance=tolerance),
+        _step_calibration,
+        _effect_calibration,
+        about="seen",
+    ),
+    "recall": _rate("Share of the positives that were flagged, lower than promised.", _places(TP, FN), "down", "no_positives"),
+    "precision": _rate(
+        "Share of the flagged rows that were positive, lower than promised.",
+        _places(TP, FP),
+        "down",
+        "no_flagged",
+        about="flagged",
+    ),
+    "fpr": _rate("Share of the negatives that were flagged, higher than promised.", _places(FP, TN), "up", "no_negatives"),
+    "high_confidence_errors": _rate(
+        "Share of the rows with max(p, 1 - p) >= .8 that were of the other class, higher than promised.",
+        _wrong_though_sure,
+        "up",
+        "low_n",
+        decided=False,
+    ),
+    "roc_auc": Detector(
+        "mature",
+        "Positives among the baseline's negatives, placed lower than promised.",
+        _freeze_auc,
+        _arm_auc,
+        _step_auc,
+        _effect_auc,
+        tolerance=0.01,
+    ),
+    "prevalence": _rate(
+        "Share of positive outcomes, other than promised.", _places(POSITIVES, NEGATIVES), "both", "no_labels", decided=False
+    ),
+    "flagged_share": _rate(
+        "Share of the decided rows that were flagged, other than promised.", _flagged, "both", "no_events", "scored"
+    ),
+    "score_drift": Detector(
+        "scored",
+        "Scores against those of the baseline, tilted in location or spread.",
+        _freeze_drift,
+        _arm_drift,
+        _step_drift,
+        _effect_drift,
+        tolerance=0.05,
+    ),
+}
+
+
+def _long_run(moments: Floats) -> tuple[Floats, Floats]:
+    """Return the long-run variance of daily effects and their Pearson dispersion, by kind of effect.
+
+    `moments` (2, days, kinds) are S and V by day. With e = S / V less its mean, lr = g0 + 4/3 g1 + 2/3 g2 (Bartlett, lag 2; Newey
+    and West 1987), g0 less the sampling variance, none below 0, days with little V counting less; x 1.5 under 60 days; 0 unless
+    sum e**2 V, which is chi-square of days - 1 degrees of freedom without day effects, passes its .95 quantile.
+    """
+    s, v = moments
+    days = len(s)
+    if days < 3:
+        return np.zeros(s.shape[1]), np.ones(s.shape[1])
+    e = s / v - s.sum(axis=0) / v.sum(axis=0)
+    dispersion = (e * e * v).sum(axis=0) / (days - 1)
+    # The cube root of a chi-square over its degrees of freedom is nearly normal (Wilson and Hilferty 1931).
+    c = 2 / (9 * (days - 1))
+    limit = (1 - c + NormalDist().inv_cdf(0.95) * math.sqrt(c)) ** 3
+    w = np.minimum(v / np.median(v, axis=0), 1.0)
+    e = e - (w * e).sum(axis=0) / w.sum(axis=0)
+    u = w * e
+    g = [(u[k:] * u[: days - k]).sum(axis=0) / (w[k:] * w[: days - k]).sum(axis=0) for k in range(3)]
+    g[0] = g[0] - (w * w / v).sum(axis=0) / (w * w).sum(axis=0)
+    found = sum(weight * np.maximum(x, 0.0) for weight, x in zip((1.0, 4 / 3, 2 / 3), g, strict=True))
+    return np.where(dispersion > limit, found * (1.5 if days < FEW_DAYS else 1.0), 0.0), dispersion
+
+
+@functools.lru_cache(maxsize=128)
+def _mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
+    """Return the mature reading of a day; all detectors of a day read the same ones."""
+    return mature(table, rules)
+
+
+def _read(detector: Detector, table: Table, rules: tuple[LabelRule, ...]) -> Reading:
+    """Return a live day as the detector sees it."""
+    return _mature(table, rules) if detector.basis == "mature" else scored(table)
+
+
+def _promised(table: Table, threshold: float | None) -> Reading:
+    """Return all scores of a baseline day as the threshold decides."""
+    reading = scored(table)
+    if threshold is None:
+        return replace(reading, verdict=np.full(len(reading.bin), NONE, np.uint8))
+    return replace(reading, verdict=np.where(EDGES[reading.bin] >= threshold, FLAG, PASS).astype(np.uint8))
+
+
+def _unusable(detector: Detector, reading: Reading) -> str:
+    """Return why a reading tells the detector nothing, else an empty text."""
+    if not len(reading.n):
+        return reading.reason or "no_events"
+    if detector.basis == "mature":
+        reason = reading.flagged_reason if detector.about == "flagged" else reading.reason
+        if reason and not (detector.about == "seen" and reason == "prevented"):
+            return reason
+        # Of weights only the calibration detector can tell how many rows they are of.
+        if detector.about != "seen" and reading.spread is not None:
+            cells = reading.flagged if detector.about == "flagged" else slice(None)
+            if (reading.spread[0] != reading.neg)[cells].any() or (reading.spread[1] != reading.pos)[cells].any():
+                return "weighted"
+    return "no_threshold" if detector.decided and not reading.decided else ""
+
+
+def _cluster_sizes(days: Sequence[Table]) -> tuple[float, float]:
+    """Return the mean number of rows in the cluster of a row, within its day and over all days; 1 without clusters.
+
+    Of clusters put at random into K groups E sum n_g**2 = Q + (n**2 - Q) / K, Q the sum of the squares of their sizes.
+    """
+    groups = [t.groups[:, :, :3].sum(axis=(1, 2)) for t in days if t.groups is not None]
+    if not groups:
+        return 1.0, 1.0
+
+    def squares(x: Floats) -> float:
+        return max((float(x @ x) - float(x.sum()) ** 2 / GROUPS) / (1 - 1 / GROUPS), float(x.sum()))
+
+    n = sum(float(x.sum()) for x in groups)
+    return sum(squares(x) for x in groups) / n, squares(np.sum(groups, axis=0)) / n
+
+
+def nulls(
+    days: Mapping[str, Mapping[int, Table]],
+    threshold: float | None,
+    rules: tuple[LabelRule, ...],
+    outcomes: bool = True,
+    live: Mapping[int, Table] | None = None,
+    paired: bool = False,
+) -> Nulls:
+    """Return what each detector expects, from the day tables of a baseline by slice, under a threshold.
+
+    `outcomes`: whether the baseline promises any; `live`: mature live days of `all`, from which the long-run variances are
+    learnt when the baseline has fewer than 14 days. `paired`: the days are another version's tables of the very day that will be
+    looked at, as served; shocks of the day then cancel, and what is left open is how few rows they are.
+    """
+    by: dict[str, dict[str, Null]] = {}
+    reasons: dict[str, str] = {}
+    lr: dict[str, float] = {}
+    dispersion: dict[str, float] = {}
+    tables = {name: [t for _, t in sorted(of.items()) if t.n] for name, of in days.items()}
+    within, across = _cluster_sizes(tables.get("all", []))
+    for name, detector in DETECTORS.items():
+        if not tables.get("all") or (detector.basis == "mature" and not outcomes):
+            reasons[name] = "no_baseline"
+        elif detector.decided and threshold is None and not paired:
+            reasons[name] = "no_threshold"
+        elif across > 2 * within:
+            # Rows of one cluster share what they are: no e-value can be made of them over several looks.
+            reasons[name] = "clustered"
+
+    def read(detector: Detector, table: Table) -> Reading:
+        if paired:
+            return _read(detector, table, rules)
+        return baseline(table, threshold) if detector.basis == "mature" else _promised(table, threshold)
+
+    for part in sorted(tables, key=lambda x: x != "all"):
+        if not tables[part]:
+            continue
+        whole = total(tables[part])
+        for name, detector in DETECTORS.items():
+            if name in reasons:
+                continue
+            of = None if part == "all" else by[name]["all"]
+            reading = read(detector, whole)
+            by_day = (read(detector, t) for t in tables[part])
+            null = _unusable(detector, reading) or detector.freeze(reading, by_day, of, paired)
+            if isinstance(null, str):
+                if of is None:
+                    reasons[name] = null
+                continue
+            null = replace(null, size=within)
+            if of is not None:
+                null = replace(null, lr=of.lr)
+            elif not paired:
+                first = detector.arm(null, detector.tolerance)
+                moments = _moments(detector, first, [read(detector, t) for t in tables[part]])
+                if moments.shape[1] < MIN_DAYS and live is not None:
+                    moments = _moments(detector, first, [_read(detector, t, rules) for _, t in sorted(live.items())[:LEARN_DAYS]])
+                    moments = moments if moments.shape[1] == LEARN_DAYS else moments[:, :0]
+                if moments.shape[1] < MIN_DAYS:
+                    reasons[name] = "learning"
+                    continue
+                found, pearson = _long_run(moments)
+                null = replace(null, lr=found)
+                lr[name], dispersion[name] = float(found.max()), float(pearson.max())
+            by.setdefault(name, {})[part] = detector.arm(null, _tolerance(detector, null, len(tables[part]), paired))
+    return Nulls(by, reasons, lr, dispersion)
+
+
+def _moments(detector: Detector, null: Null, readings: Sequence[Reading]) -> Floats:
+    """Return S and V of each day that has trials, per row of a cluster, shape (2, days, kinds)."""
+    steps = [detector.step(reading, null) for reading in readings if not _unusable(detector, reading)]
+    there = [(s, v) for s, v, _ in filter(None, steps)]
+    return np.array(there).swapaxes(0, 1) / null.size if there else np.zeros((2, 0, 1))
+
+
+def _tolerance(detector: Detector, null: Null, days: int, paired: bool) -> float:
+    """Return the half-width of the band: what does not matter, and two standard errors of a promise that was estimated.
+
+    For one look the error of the promise is part of phi; what remains is that it is the same at every look.
+    """
+    if paired or not null.variance:
+        return detector.tolerance
+    return math.hypot(detector.tolerance, 2 * math.sqrt(null.variance * null.size + float(null.lr.max()) / days))
+
+
+def look(
+    name: str,
+    evidence: Evidence | None,
+    day: int,
+    tables: Mapping[str, Table],
+    nulls: Nulls,
+    rules: tuple[LabelRule, ...],
+    log_a: float,
+) -> Evidence:
+    """Return the evidence after one look at a whole day: SR <- (1 + SR) exp(dL / phi) in every slice that has rows that day.
+
+    `tables` are the day by slice and `log_a` is the logarithm of what M_D (see `log_evidence`) has to reach; no slice is kept
+    further above it than 5, so that evidence can fall again. Raise KeyError when the detector has a reason not to look.
+    """
+    detector, of = DETECTORS[name], nulls.by[name]
+    if evidence is None:
+        log = {part: np.full(null.points, NO_EVIDENCE) for part, null in of.items()}
+        evidence = Evidence(day, day, 0, 0, log)
+    log, weights, rows, seen = dict(evidence.log), _weights(evidence.log), evidence.rows, 0
+    for part, null in of.items():
+        table = tables.get(part)
+        if table is None or not len(table.cells):
+            continue
+        reading = _read(detector, table, rules)
+        found = None if _unusable(detector, reading) else detector.step(reading, null)
+        if found is None:
+            continue
+        _, v, gains = found
+        phi = null.size + np.repeat(v * (null.lr + null.variance * null.size), len(gains) // len(v))
+        log[part] = np.minimum(np.logaddexp(0.0, log[part]) + gains / phi, log_a + CAP - math.log(weights[part]))
+        seen = 1
+        if part == "all":
+            rows += round(float(reading.n.sum()))
+    return Evidence(evidence.since, day, evidence.looks + seen, rows, log)
+
+
+def _weights(log: Mapping[str, Floats]) -> dict[str, float]:
+    """Return the weight of each slice in M_D: half for `all`, the other half shared by the rest."""
+    if "all" not in log or len(log) == 1:
+        return dict.fromkeys(log, 1.0 / max(len(log), 1))
+    rest = 0.5 / (len(log) - 1)
+    return {part: 0.5 if part == "all" else rest for part in log}
+
+
+def _parts(evidence: Evidence) -> dict[str, float]:
+    """Return the logarithm of what each slice adds to M_D: its weight times the mean of SR over its grid."""
+    weights = _weights(evidence.log)
+    parts = {}
+    for part, log in evidence.log.items():
+        top = float(log.max())
+        parts[part] = top + math.log(float(np.exp(log - top).mean()) * weights[part])
+    return parts
+
+
+def log_evidence(evidence: Evidence | None) -> float:
+    """Return ln M_D, M_D = SR_all / 2 + (mean of SR over the other slices) / 2, only SR_all when there are no others.
+
+    Its mean is at most the number of looks while the promises hold. Before the first look it is NO_EVIDENCE.
+    """
+    if evidence is None or not evidence.looks:
+        return NO_EVIDENCE
+    parts = _parts(evidence).values()
+    top = max(parts)
+    return max(top + math.log(sum(math.exp(x - top) for x in parts)), NO_EVIDENCE)
+
+
+def shares(evidence: Evidence | None) -> tuple[tuple[str, float], ...]:
+    """Return the slices that make up 95 % of M_D and their shares of it, largest first."""
+    if evidence is None or not evidence.looks:
+        return ()
+    whole = log_evidence(evidence)
+    found: list[tuple[str, float]] = []
+    for part, x in sorted(_parts(evidence).items(), key=lambda item: -item[1]):
+        if sum(share for _, share in found) >= 0.95:
+            break
+        found.append((part, math.exp(x - whole)))
+    return tuple(found)
+
+
+def effect(name: str, table: Table, nulls: Nulls, rules: tuple[LabelRule, ...], part: str = "all") -> Measured | str:
+    """Return how far a window of days is from what is promised, in the units of EFFECTS, or a reason why nobody knows.
+
+    Calibration: the offset in logit; rates: logit(rate) - logit(promise); roc_auc: the difference; score_drift: psi above what it
+    is on average without drift. The interval is the 95 % normal one of independent rows: how far off these days were.
+    """
+    if name in nulls.reasons:
+        return nulls.reasons[name]
+    if part not in nulls.by[name]:
+        return "no_baseline"
+    detector, null = DETECTORS[name], nulls.by[name][part]
+    reading = _read(detector, table, rules)
+    return _unusable(detector, reading) or detector.effect(reading, null)
+
+
+def log_threshold(detectors: int, per_year: float) -> float:
+    """Return ln A for so many detectors of one look a day that may give so many false alarms a year together.
+
+    >>> round(log_threshold(7, 1.0), 3)
+    7.846
+    """
+    return math.log(365 * detectors / per_year)
+
+
+def to_dict(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as numbers and lists."""
+    return {
+        **{f.name: getattr(evidence, f.name) for f in fields(Evidence)},
+        "log": {k: x.tolist() for k, x in evidence.log.items()},
+    }
+
+
+def from_dict(body: Mapping[str, Any]) -> Evidence:
+    """Return the evidence that `to_dict` wrote."""
+    log = {part: np.array(x, np.float64) for part, x in body["log"].items()}
+    return Evidence(body["since"], body["day"], body["looks"], body["rows"], log)
