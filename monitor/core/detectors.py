@@ -179,7 +179,7 @@ def binned_evidence(
     e-value. Henzi, Puke, Dimitriadis and Ziegel, arXiv:2203.00426.
 
     >>> binned_evidence(np.array([100.0]), np.array([0.0]), np.array([60.0]), 0.0, np.array([[0.4, 1.0], [-0.4, 1.0]])).round(3)
-    array([ 1.273, -4.727])
+    array([ 1.138, -4.862])
     """
     q = (center + grid[:, 0])[:, None] + np.outer(grid[:, 1], z - center)
     # ln(1 + e**z) rises with z, so where it is cut to the band z is, and one logarithm does for both.
@@ -227,18 +227,26 @@ def _off(bins: Bins, line: Floats) -> tuple[float, float]:
 def _rejects(days: Sequence[Bins], line: Floats) -> bool:
     """Return whether whole days reject the line, by the score test of intercept and slope at .001.
 
-    U = sum (y - p)(1, z); its covariance is that of independent rows plus lr sum_d J_d J_d', J_d what an offset of the day moves.
+    U = sum (y - p)(1, z). Its covariance is that of independent rows plus lr sum_d J_d J_d', J_d what an offset of the day moves,
+    and in no direction less than what the days themselves show (Bartlett, lag 2). With enough days to show it the limit is
+    Hotelling's.
     """
     lr = float(_long_run(np.array([_off(bins, line) for bins in days]).T[:, :, None])[0][0])
-    score, cov = np.zeros(2), np.zeros((2, 2))
-    for n, z, pos in days:
+    scores, cov = np.zeros((2, len(days))), np.zeros((2, 2))
+    for d, (n, z, pos) in enumerate(days):
         x, p = np.stack((np.ones_like(z), z)), _expit(line[0] + line[1] * z)
         v = n * p * (1 - p)
         moved = x @ v
-        score += x @ (pos - n * p)
+        scores[:, d] = x @ (pos - n * p)
         cov += (x * v) @ x.T + lr * np.outer(moved, moved)
-    # P(chi2 of two degrees of freedom > q) = exp(-q / 2).
-    return float(score @ np.linalg.pinv(cov) @ score) > -2 * math.log(0.001)
+    # Where all scores are alike the two directions are one.
+    white = np.linalg.solve(np.linalg.cholesky(cov + 1e-9 * np.trace(cov) * np.eye(2)), scores)
+    e, m = white - white.mean(axis=1, keepdims=True), len(days) - 2
+    seen = e @ e.T + sum(w * (e[:, k:] @ e[:, :-k].T + e[:, :-k] @ e[:, k:].T) for k, w in ((1, 2 / 3), (2, 1 / 3)) if m > 0)
+    size, axes = np.linalg.eigh(seen)
+    found = float(((axes.T @ white.sum(axis=1)) ** 2 / np.maximum(size, 1.0)).sum())
+    # P(chi2 > q) = exp(-q / 2) with two degrees of freedom, and P(F > f) = (1 + 2 f / m) ** (-m / 2) with two and m.
+    return found > ((m + 1) * (0.001 ** (-2 / m) - 1) if m + 2 >= MIN_DAYS else -2 * math.log(0.001))
 
 
 def _freeze_calibration(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
