@@ -350,34 +350,51 @@ def _classes(reading: Reading) -> Floats:
     return np.stack((np.bincount(at, reading.neg, COARSE), np.bincount(at, reading.pos, COARSE)))
 
 
+def _placed(neg: Floats, pos: Floats) -> tuple[Floats, float, float, float]:
+    """Return the placement of each bin among the negatives, the mean of positives, and what each class adds to its variance."""
+    n, p = float(neg.sum()), float(pos.sum())
+    below, above = (neg.cumsum() - 0.5 * neg) / n, (pos.cumsum() - 0.5 * pos) / p
+    auc = float(pos @ below) / p
+    by_pos, by_neg = float(pos @ (below - auc) ** 2) / (p * p), float(neg @ (1.0 - above - auc) ** 2) / (n * n)
+    return below, auc, by_pos, by_neg
+
+
 def _freeze_auc(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+    """Return the area of all days and, as evidence is taken within days, that of positives among negatives of their day."""
     neg, pos = _classes(whole)
     if not neg.any() or not pos.any():
         return "one_class"
-    auc, variance = delong(neg, pos)
-    placement = (neg.cumsum() - 0.5 * neg) / neg.sum()
-    around = max(float(pos @ (placement - auc) ** 2) / float(pos.sum()), 1e-4)
-    return Null(auc, variance if variance > 0 else around / float(min(neg.sum(), pos.sum())), (placement, np.array([around])))
+    _, auc, by_pos, by_neg = _placed(neg, pos)
+    pairs = [(float(p.sum()), _placed(n, p)[1]) for n, p in map(_classes, days) if n.any() and p.any()]
+    if not pairs:
+        return "one_class"
+    rows, within = np.array(pairs).T
+    around = max(by_pos * float(pos.sum()), 1e-4), max(by_neg * float(neg.sum()), 1e-4)
+    return Null(auc, around[0] / float(pos.sum()) + around[1] / float(neg.sum()), (float(rows @ within / rows.sum()), around))
 
 
 def _arm_auc(null: Null, tolerance: float) -> Null:
-    """Return the null with bets that the mean placement of a positive among the baseline's negatives is below the band.
-
-    1 + lambda (m - v) has a mean of at most 1 when that of v in [0, 1] is at least m, and is positive for lambda < 1 / (1 - m).
-    Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, JRSS B 86 (2024).
-    """
-    m = min(max(null.promise - tolerance, 0.0), 1.0 - 1e-3)
-    gains = np.log1p(np.outer(m - null.about[0], _BETS / (1 - m)))
-    return replace(null, gains=gains, points=len(_BETS), tolerance=tolerance)
+    return replace(null, points=len(_BETS), tolerance=tolerance)
 
 
 def _step_auc(reading: Reading, null: Null) -> Step | None:
-    pos = np.bincount(_COARSE_OF[reading.bin], reading.pos, COARSE)
-    n = float(pos.sum())
-    if not n:
+    """Return the gains of bets that positives are placed lower among the negatives of their day than the band says.
+
+    1 + lambda (m - v) has a mean of at most 1 when that of v in [0, 1] is at least m, and is positive for lambda < 1 / (1 - m).
+    Waudby-Smith and Ramdas, JRSS B 86 (2024), 1-27. All positives share the day's negatives, whose part of the variance of the
+    mean placement (DeLong) divides the gains as a shock of the day does.
+    """
+    neg, pos = _classes(reading)
+    if not neg.any() or not pos.any():
         return None
-    placement, around = null.about
-    return (pos @ placement - n * null.promise) / around, n / around, pos @ null.gains
+    placement, auc, _, _ = _placed(neg, pos)
+    within, (around_pos, around_neg) = null.about
+    by_pos, by_neg = around_pos / float(pos.sum()), around_neg / float(neg.sum())
+    m = min(max(within - null.tolerance, 0.0), 1.0 - 1e-3)
+    there = pos > 0
+    gains = pos[there] @ np.log1p(np.outer(m - placement[there], _BETS / (1 - m)))
+    v = 1.0 / (by_pos + by_neg)
+    return np.array([(auc - within) * v]), np.array([v]), gains * (by_pos * v)
 
 
 def _effect_auc(reading: Reading, null: Null) -> Measured | str:
@@ -473,7 +490,7 @@ DETECTORS: Mapping[str, Detector] = {
     ),
     "roc_auc": Detector(
         "mature",
-        "Positives among the baseline's negatives, placed lower than promised.",
+        "Positives placed lower among the negatives of their day than promised.",
         _freeze_auc,
         _arm_auc,
         _step_auc,
