@@ -494,7 +494,8 @@ class Agent:
                     ended += [after] if after is not None else []
                 else:
                     slices = next((d.slices for d in w.detections(now) if d.rule == rule.name), ())
-                    self.alerts[key] = replace(after, expected=w.expected(rule.shown), slices=slices)
+                    about = "all" if after.observed is None else after.observed.key.slice
+                    self.alerts[key] = replace(after, expected=w.expected(rule.shown, about), slices=slices)
                     alerts.append(self.alerts[key])
         return alerts, ended
 
@@ -807,6 +808,7 @@ def _paired(columns: C | None, other: _Other, admitted: _Other) -> C | None:
 
 def _alert_body(a: Alert) -> dict[str, Any]:
     body = {"rule": a.rule, "severity": a.severity, "state": a.state, "since": a.since, "reason": a.reason}
+    body |= {"slices": dict(a.slices)} if a.slices else {}
     return body | {k: None if e is None else timeline.number(e) for k, e in (("observed", a.observed), ("expected", a.expected))}
 
 

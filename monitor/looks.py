@@ -1,11 +1,12 @@
 """What the detectors of one version have seen: a fold over whole days, kept between ticks and starts."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
-from typing import Any
+
+import msgspec
 
 from monitor.core import detectors, readings
 from monitor.core.days import Key
@@ -14,7 +15,8 @@ from monitor.core.metrics import METRICS, Estimate
 from monitor.core.readings import LabelRule
 from monitor.core.rules import EFFECT, EVIDENCE, Rule
 from monitor.core.snapshot import Detection
-from monitor.core.tables import Table, all_rows, from_dict, to_dict, total
+from monitor.core.tables import EMPTY, Table, all_rows, total
+from monitor.store.log import blob, unblob
 
 FEW = 0.05
 """A version with no more of the traffic of a model spends nothing of its budget."""
@@ -39,7 +41,7 @@ class Looks:
     `since` is the first day that counts for a rule, `changed` the first whole day under the present threshold. `mature` and
     `ended` are the newest days looked at. `history` holds the evidence after each of the last mature days, `dirty` the oldest
     day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` the labels that
-    came of those expected by mature day, `skipped` why a mature day was not looked at.
+    came of those expected by mature day, `skipped` why a mature day was not looked at. `turn` counts changes.
     """
 
     rules: tuple[Rule, ...]
@@ -55,12 +57,13 @@ class Looks:
     dirty: int | None = None
     history: dict[int, dict[str, Evidence]] = field(default_factory=dict)
     volume: dict[int, int] = field(default_factory=dict)
-    recent: dict[int, Table] = field(default_factory=dict)
+    recent: dict[int, dict[str, Table]] = field(default_factory=dict)
     coverage: dict[int, float] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     nulls: Nulls | None = None
     digest: str = ""
     unsaved: bool = False
+    turn: int = 0
 
     # Where it starts.
 
@@ -82,8 +85,9 @@ class Looks:
         """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet."""
         share = self.volume.get(self.ended, 0) / together if together else 1.0
         if not self.evidence or self.weight <= FEW < share:
-            self.unsaved |= self.weight != share
-            self.weight = share
+            if self.weight != share:
+                self.weight = share
+                self._changed()
 
     def restart(self, name: str) -> None:
         """Begin the evidence of a rule anew after the days that were looked at."""
@@ -91,8 +95,12 @@ class Looks:
         if rule is not None:
             self._anew(name, 1 + (self.mature if rule.basis == "mature" else self.ended))
 
+    def _changed(self) -> None:
+        self.unsaved, self.turn = True, self.turn + 1
+
     def _anew(self, name: str, since: int) -> None:
-        self.since[name], self.unsaved = since, True
+        self.since[name] = since
+        self._changed()
         for then in (self.evidence, *self.history.values()):
             then.pop(name, None)
 
@@ -117,7 +125,8 @@ class Looks:
         for day in days:
             if day >= first:
                 self._see("mature", day, tables(day))
-        self.mature, self.dirty, self.unsaved = days[-1], None, True
+        self.mature, self.dirty = days[-1], None
+        self._changed()
         oldest = self.mature - _HISTORY
         self.history = {d: then for d, then in self.history.items() if d > oldest}
         self.coverage = {d: c for d, c in self.coverage.items() if d > oldest}
@@ -127,10 +136,11 @@ class Looks:
         """Look at the scores of a day that ended; of a day without events there are no tables."""
         self.volume[day] = tables["all"].n if tables else 0
         if tables:
-            self.recent[day] = replace(all_rows(tables["all"]), delays=None, groups=None)
+            self.recent[day] = {name: replace(all_rows(t), features=None) for name, t in tables.items()}
             if self.nulls is not None:
                 self._see("scored", day, tables)
-        self.ended, self.unsaved = day, True
+        self.ended = day
+        self._changed()
         self.volume = {d: n for d, n in self.volume.items() if d >= day - _REMEMBERED}
         self.recent = _newest(self.recent, day)
 
@@ -164,29 +174,46 @@ class Looks:
 
     # What they say.
 
-    def detections(self, key: Key, window: Callable[[Rule], Table]) -> tuple[Detection, ...]:
-        """Return what each rule with a detector sees; `window` gives the mature days that a rule's effect is about."""
+    def detections(self, key: Key, days: Iterable[int], of: Callable[[Iterable[int], str], Table]) -> tuple[Detection, ...]:
+        """Return what each rule with a detector sees; `of` gives the table of mature days and a slice, `days` are the newest."""
+        days = tuple(days)
+
+        def window(rule: Rule, part: str) -> Table:
+            return of(self.days_of(rule, days), part) if rule.basis == "mature" else self.scores(rule, part)
+
         return tuple(self._detection(rule, key, window) for rule in self.rules)
 
-    def _detection(self, rule: Rule, key: Key, window: Callable[[Rule], Table]) -> Detection:
-        table = window(rule) if rule.basis == "mature" else total([t for d, t in self.recent.items() if d >= self._from(rule)])
-        found: Any = "no_baseline" if self.nulls is None else self.nulls.reasons.get(rule.detector)
-        found = found or ("low_traffic" if self.weight <= FEW else None)
-        evidence = self.evidence.get(rule.name) if found is None else None
-        if found is None:
-            assert self.nulls is not None
-            found = detectors.effect(rule.detector, table, self.nulls, self.labels) if table.n else "no_mature_days"
-        nothing = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n)
-        effect = replace(nothing, **({"reason": found} if isinstance(found, str) else found._asdict()))
-        seen = replace(nothing, metric=rule.detector + EVIDENCE, n=0, reason=effect.reason or "no_mature_days")
-        lr = None if self.nulls is None else self.nulls.lr.get(rule.detector)
-        limit = rule.fires[1].high or 0.0
+    def _detection(self, rule: Rule, key: Key, window: Callable[[Rule, str], Table]) -> Detection:
+        nothing = Estimate(rule.detector + EVIDENCE, key, rule.window, rule.basis, None, None, None, 0, "no_baseline")
+        limit = rule.fires[1].high
+        assert limit is not None
+        if self.nulls is None:
+            return Detection(rule.name, rule.detector, nothing, replace(nothing, metric=rule.detector + EFFECT), limit)
+        lr = self.nulls.lr.get(rule.detector)
+        reason = self.nulls.reasons.get(rule.detector) or ("low_traffic" if self.weight <= FEW else "")
+        effect = replace(nothing, metric=rule.detector + EFFECT, reason=reason) if reason else self._effect(rule, key, window)
+        evidence = None if reason else self.evidence.get(rule.name)
         if evidence is None:
-            return Detection(rule.name, rule.detector, seen, effect, limit, lr=lr)
-        value = detectors.log_evidence(evidence) + _log(self.weight)
-        seen = replace(seen, value=value, n=evidence.rows, reason="")
+            return Detection(rule.name, rule.detector, replace(nothing, reason=reason or "no_mature_days"), effect, limit, lr=lr)
+        value = detectors.log_evidence(evidence) + (math.log(self.weight) if self.weight < 1 else 0.0)
+        seen = replace(nothing, value=value, n=evidence.rows, reason="")
         slices = detectors.shares(evidence)
+        if value > limit:
+            # Evidence of a slice is about that slice: where it is off, the whole may be hardly so.
+            named = [self._effect(rule, key._replace(slice=name), window) for name, _ in slices]
+            effect = max((e for e in named if e.value is not None), key=partial(_beyond, rule), default=effect)
         return Detection(rule.name, rule.detector, seen, effect, limit, evidence.looks, evidence.since, slices, lr)
+
+    def _effect(self, rule: Rule, key: Key, window: Callable[[Rule, str], Table]) -> Estimate:
+        assert self.nulls is not None
+        table = window(rule, key.slice)
+        found = detectors.effect(rule.detector, table, self.nulls, self.labels, key.slice) if table.n else "no_mature_days"
+        nothing = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n)
+        return replace(nothing, **({"reason": found} if isinstance(found, str) else found._asdict()))
+
+    def scores(self, rule: Rule, name: str) -> Table:
+        """Return the rows of a slice of the last days that ended which the effect of a rule may be about."""
+        return total([t.get(name, EMPTY) for d, t in self.recent.items() if d >= self._from(rule)])
 
     def _from(self, rule: Rule) -> int:
         """Return the first day that the effect of a rule may be about."""
@@ -210,43 +237,57 @@ class Looks:
 
     # Between two starts; what is remembered to go back to is not kept.
 
-    def dump(self) -> str:
+    def dump(self) -> bytes:
         """Return what `load` needs."""
         self.unsaved = False
         body = {
             "evidence": {name: detectors.to_dict(e) for name, e in self.evidence.items()},
-            "recent": {day: to_dict(t) for day, t in self.recent.items()},
+            "recent": {day: blob(tables) for day, tables in self.recent.items()},
             **{name: getattr(self, name) for name in _PLAIN},
         }
-        return json.dumps(body, separators=(",", ":"))
+        return msgspec.msgpack.encode(body)
 
-    def load(self, text: str) -> None:
+    def load(self, dumped: bytes) -> None:
         """Go on from what `dump` returned."""
-        body = json.loads(text)
+        body = msgspec.msgpack.decode(dumped, strict=False)
         for name in _PLAIN:
-            value = body[name]
-            setattr(self, name, {int(k): v for k, v in value.items()} if name in _BY_DAY else value)
+            setattr(self, name, body[name])
         known = {r.name for r in self.rules}
         self.evidence = {name: detectors.from_dict(e) for name, e in body["evidence"].items() if name in known}
-        self.recent = {int(day): from_dict(t) for day, t in body["recent"].items()}
+        self.recent = {day: unblob(tables) for day, tables in body["recent"].items()}
 
 
-_BY_DAY = ("volume", "coverage", "skipped")
-_PLAIN = ("digest", "since", "threshold", "changed", "first", "weight", "mature", "ended", "dirty", *_BY_DAY)
+_PLAIN = (
+    "digest",
+    "since",
+    "threshold",
+    "changed",
+    "first",
+    "weight",
+    "mature",
+    "ended",
+    "dirty",
+    "volume",
+    "coverage",
+    "skipped",
+)
 
 
-def _newest(by_day: Mapping[int, Table], day: int) -> dict[int, Table]:
+def _newest(by_day: Mapping[int, dict[str, Table]], day: int) -> dict[int, dict[str, Table]]:
     """Return the tables of the last ENDED days before and at `day`, and of those before until there are ROWS rows."""
-    out: dict[int, Table] = {}
+    out: dict[int, dict[str, Table]] = {}
     for d in sorted(by_day, reverse=True):
-        if d <= day - _REMEMBERED or (d <= day - ENDED and sum(t.n for t in out.values()) >= ROWS):
+        if d <= day - _REMEMBERED or (d <= day - ENDED and sum(t["all"].n for t in out.values()) >= ROWS):
             break
         out[d] = by_day[d]
     return out
 
 
-def _log(weight: float) -> float:
-    return math.log(weight) if weight < 1 else 0.0
+def _beyond(rule: Rule, effect: Estimate) -> float:
+    """Return how far an effect goes to the side that the rule is about."""
+    assert effect.value is not None
+    fires = rule.fires[0]
+    return effect.value if fires.low is None else -effect.value if fires.high is None else abs(effect.value)
 
 
 def _ratio(

@@ -61,6 +61,8 @@ def _text(item: dict[str, Any]) -> str:
             seen = f": observed {observed['value']:.3f}" + ("" if low in (None, observed["value"]) else f" (at least {low:.3f})")
             if expected and expected.get("value") is not None:
                 seen += f", promised {expected['value']:.3f}"
+        slices = [name for name in item.get("slices", {}) if name != "all"]
+        seen += f" in {', '.join(slices[:3])}{' and others' if len(slices) > 3 else ''}" if slices else ""
         reason = f" ({item['reason'].replace('_', ' ')})" if item.get("reason") else ""
         mark = "▲" if item["state"] == "firing" else "▽"
         return f"  {mark} {at}  {who} {item['rule']} {item['state']}{reason}{seen}"

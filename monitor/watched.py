@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -113,10 +113,10 @@ class Ahead:
 class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
-    `hours` holds a table per slice for each of the last hours, `following` how often each policy was named in them, `days`
-    the tables of the last 28 mature days by slice, `open` those of the slice `all` of days that are not mature, `seen` when
-    its last event came. `stale` hours are counted anew. `unwritten` is an observed baseline that could not be written yet,
-    and `problem` why.
+    `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
+    often each policy was named in them, `days` the tables of the last 28 mature days by slice, `open` those of the slice `all`
+    of days that are not mature, `seen` when its last event came. `stale` hours are counted anew. `unwritten` is an observed
+    baseline that could not be written yet, and `problem` why.
     """
 
     store: Store
@@ -142,6 +142,8 @@ class Watched:
     baseline_revision: int = 0
     expected_of: Any = None
     detected: tuple[Any, tuple[Detection, ...]] = (None, ())
+    said: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    reference: Reading | None = None
     unwritten: str = ""
     problem: str = ""
 
@@ -174,11 +176,6 @@ class Watched:
     def edges(self) -> Ints | None:
         """Return the frozen calibration edges."""
         return self.baseline.edges if self.baseline else None
-
-    @property
-    def reference(self) -> Reading | None:
-        """Return the scores of the baseline."""
-        return readings.scored(self.baseline.table("all")) if self.baseline else None
 
     def begin(self, baseline: Baseline | None, now: int | None) -> None:
         """Take the baseline (else the observed one that was written before) and load the days that a window reaches."""
@@ -242,6 +239,7 @@ class Watched:
 
     def _use(self, baseline: Baseline | None) -> None:
         self.baseline, self.stale = baseline, True
+        self.reference = readings.scored(baseline.table("all")) if baseline else None
         self.revision += 1
         self.baseline_revision += 1
         self._members()
@@ -482,9 +480,9 @@ class Watched:
             out += [e for e in measure(reading, key, "", self.edges, None, names) if not e.reason]
         return tuple(out)
 
-    def expected(self, metric: str) -> Estimate | None:
-        """Return what validation promised for a metric on the slice `all`."""
-        return next((e for e in self.promise[1] if e.key.slice == "all" and e.metric == metric), None)
+    def expected(self, metric: str, name: str = "all") -> Estimate | None:
+        """Return what validation promised for a metric on a slice."""
+        return next((e for e in self.promise[1] if e.key.slice == name and e.metric == metric), None)
 
     def evidence(self, basis: str, window: str, metrics: Collection[str], now: int) -> dict[str, Estimate]:
         """Return the estimates a rule looks at: slice `all`; mature days only those after the validation."""
@@ -509,6 +507,8 @@ class Watched:
 
         A day in `arriving` has not ended yet, whatever the clock says: its events are being read in.
         """
+        if not closing and self.looks.ended >= now // DAY - 1 and self.expected_of == (self.baseline_revision, threshold):
+            return
         closed = {d for v, d in self.store.closed if v == self.code} | set(closing)
         there = {d for v, d in self.store.spans if v == self.code} | closed
         there |= {d for v, kind, d in self.store.passed if v == self.code and kind == "day"}
@@ -529,50 +529,46 @@ class Watched:
 
     def _expect(self, closed: Collection[int], threshold: float | None, now: int) -> None:
         """Tell the detectors what the baseline makes them expect under the present threshold."""
-        baseline = self.baseline
+        baseline, state = self.baseline, (self.baseline_revision, threshold)
+        learning = self.looks.nulls is not None and "learning" in self.looks.nulls.reasons.values()
+        if self.expected_of == state and not learning:
+            return
+        self.expected_of = state
         if baseline is None or baseline.provenance["kind"] == "observed":
             return
         first = -(-baseline.until // DAY)
-        learning = sorted(d for d in closed if d >= first)[:_LEARNING]
-        state = (self.baseline_revision, threshold, len(learning))
-        if self.expected_of == state:
-            return
-        live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in learning}
+        days = sorted(d for d in closed if d >= first)[:_LEARNING]
+        live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in days}
         nulls = detectors.nulls(baseline.days, threshold, self.model.labels.rules, baseline.promises, live)
         self.looks.expect(f"{baseline.checksum} {self.counted_by}", nulls, threshold, first, now // DAY)
-        self.expected_of = state
 
     def detections(self, now: int) -> tuple[Detection, ...]:
-        """Return what the detectors see, made anew only when they looked at a day."""
+        """Return what the detectors see, made anew only when they looked at a day or what they look at changed."""
         looks = self.looks
-        state = (
-            looks.mature,
-            looks.ended,
-            looks.changed,
-            looks.weight,
-            self.revision,
-            tuple(looks.evidence.values()),
-            self.expected_of,
-        )
+        state = (looks.turn, self.revision, self.expected_of, self.newest_mature(now))
         if self.detected[0] != state:
             days = mature_window(self.days, now, self.model.labels.longest, "28d")
-
-            def window(rule: Rule) -> Table:
-                return total([self.days[d]["all"] for d in looks.days_of(rule, days)])
-
-            self.detected = (state, looks.detections(Key(*self.name, "all", now // DAY), window))
+            self.detected = (state, looks.detections(Key(*self.name, "all", now // DAY), days, self._of_days))
+            self.said = {}
         return self.detected[1]
 
+    def _of_days(self, days: Iterable[int], name: str) -> Table:
+        return total([self.days[d].get(name, EMPTY) for d in days])
+
     def detection(self, rule: Rule, now: int) -> dict[str, Estimate]:
-        """Return the estimates that the rule of a detector looks at, and the one its alert speaks of."""
+        """Return the estimates that the rule of a detector looks at and the one its alert shows, of the slice that is off."""
         seen = next(d for d in self.detections(now) if d.rule == rule.name)
-        found = {e.metric: e for e in (seen.effect, seen.evidence)}
-        if rule.basis == "mature":
-            return {**self.evidence(rule.basis, rule.window, {rule.shown}, now), **found}
-        key = Key(*self.name, "all", now // DAY)
-        reading = readings.scored(total(list(self.looks.recent.values())))
-        shown = measure(reading, key, rule.window, self.edges, self.reference, {rule.shown})
-        return {**{e.metric: e for e in shown}, **found}
+        if rule.name not in self.said:
+            key, reference = seen.effect.key, self.reference if seen.effect.key.slice == "all" else None
+            if rule.basis == "mature":
+                days = mature_window(self.days, now, self.model.labels.longest, "28d")
+                table = self._of_days(self.looks.days_of(rule, days), key.slice)
+                reading = readings.mature(table, self.model.labels.rules)
+            else:
+                reading = readings.scored(self.looks.scores(rule, key.slice))
+            shown = measure(reading, key, rule.window, self.edges, reference, {rule.shown})
+            self.said[rule.name] = {e.metric: e for e in (*shown, seen.effect, seen.evidence)}
+        return self.said[rule.name]
 
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""

@@ -34,7 +34,7 @@ class Limit:
 
     def passed(self, x: float) -> bool:
         """Return whether the number passes the limit."""
-        return self.outside(x) is not self.inside
+        return bool(self.outside(x)) != self.inside
 
 
 @dataclass(frozen=True, slots=True)

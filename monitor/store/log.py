@@ -127,9 +127,9 @@ class Log:
 
     def put_day(self, version: int, day: int, tables: Mapping[str, Table]) -> None:
         """Store the final tables of a day; inside a transaction."""
-        blob = _blob(tables)
+        packed = blob(tables)
         n, labelled = tables["all"].n, tables["all"].labelled
-        self.db.execute("insert or replace into days values (?, ?, ?, ?, ?)", (version, day, n, labelled, blob))
+        self.db.execute("insert or replace into days values (?, ?, ?, ?, ?)", (version, day, n, labelled, packed))
         self.db.execute("delete from recount where version = ? and day = ?", (version, day))
 
     def day(self, version: int, day: int) -> dict[str, Table]:
@@ -138,7 +138,7 @@ class Log:
         if row is None:
             raise KeyError((version, day))
         try:
-            return _unblob(row[0])
+            return unblob(row[0])
         except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as e:
             raise StateError(
                 f"log.db: the tables of version {version}, day {day} are damaged ({e}); restore the state or use a new one"
@@ -146,11 +146,11 @@ class Log:
 
     def put_passed(self, version: int, kind: str, at: int, tables: Mapping[str, Table]) -> None:
         """Store the tables of the rows of a day or an hour that did not wait; inside a transaction."""
-        self.db.execute("insert or replace into passed values (?, ?, ?, ?)", (version, kind, at, _blob(tables)))
+        self.db.execute("insert or replace into passed values (?, ?, ?, ?)", (version, kind, at, blob(tables)))
 
     def passed(self) -> dict[tuple[int, str, int], dict[str, Table]]:
         """Return the tables of rows that did not wait by (version, day or hour, which)."""
-        return {(v, kind, at): _unblob(blob) for v, kind, at, blob in self.db.execute("select * from passed")}
+        return {(v, kind, at): unblob(packed) for v, kind, at, packed in self.db.execute("select * from passed")}
 
     def closed(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Return {(version, day): (rows, labelled)} of all closed days."""
@@ -204,12 +204,14 @@ class Log:
         self.db.close()
 
 
-def _blob(tables: Mapping[str, Table]) -> bytes:
+def blob(tables: Mapping[str, Table]) -> bytes:
+    """Return tables by name as bytes."""
     return msgspec.msgpack.encode({name: _packed(t) for name, t in tables.items()})
 
 
-def _unblob(blob: bytes) -> dict[str, Table]:
-    return {name: _unpacked(parts) for name, parts in msgspec.msgpack.decode(blob).items()}
+def unblob(packed: bytes) -> dict[str, Table]:
+    """Return the tables that `blob` wrote."""
+    return {name: _unpacked(parts) for name, parts in msgspec.msgpack.decode(packed).items()}
 
 
 def _packed(t: Table) -> list[Any]:
