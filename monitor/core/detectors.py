@@ -51,8 +51,9 @@ _TILTS = np.array([0.05, 0.15, 0.35, 0.75])
 Bins = tuple[Floats, Floats, Floats]
 """Rows, logit of the mean score and positives by coarse bin."""
 Step = tuple[Floats, Floats, Floats]
+"""Score and its variance by kind of daily effect, and the log e-value by alternative."""
 Trials = Callable[[Reading], tuple[float, float]]
-
+"""How many hits and how many trials a reading has."""
 
 EFFECTS: Mapping[str, tuple[float, float, str]] = {
     "calibration": (0.2, 0.15, "both"),
@@ -123,8 +124,8 @@ class Detector:
 
     `about` says whose outcomes it needs, as in `metrics.Metric`, `decided` whether verdicts. `freeze(whole, days, of, paired)`
     returns the promise of the readings of a baseline (`of`: the null of the slice `all`) or a reason, `arm(null, tolerance)`
-    makes a band of it. `step(reading, null)` returns the score S and its variance V by kind of daily effect
-    (S / V is the effect of the day, 1 / V its sampling variance) and the log e-value by grid point; None where it has no trials.
+    makes a band of it. `step(reading, null)` returns the score S and its variance V by kind of daily effect (S / V is the effect
+    of the day, 1 / V its sampling variance) and the log e-value by alternative; None where it has no trials.
     """
 
     basis: str
@@ -175,8 +176,8 @@ def binned_evidence(
 
     sum_b [y_b ln(q_b / p_b) + (n_b - y_b) ln((1 - q_b) / (1 - p_b))], logit q = c + a + b (z - c) for rows (a, b) of the grid,
     logit p = the value within z +- tolerance that is nearest to logit q; `n` and `pos` by bin, z = the logit that the null
-    promises for the mean score. Taking the mean of a bin leaves it an
-    e-value. Henzi, Puke, Dimitriadis and Ziegel, arXiv:2203.00426.
+    promises for the mean score. Taking the mean of a bin leaves it an e-value. Henzi, Puke, Dimitriadis and Ziegel, A safe
+    Hosmer-Lemeshow test, arXiv:2203.00426.
 
     >>> binned_evidence(np.array([100.0]), np.array([0.0]), np.array([60.0]), 0.0, np.array([[0.4, 1.0], [-0.4, 1.0]])).round(3)
     array([ 1.138, -4.862])
@@ -423,8 +424,9 @@ def _freeze_drift(whole: Reading, days: Iterable[Reading], of: Null | None, pair
     location = (place - share @ place) / math.sqrt(share @ (place - share @ place) ** 2)
     square = location**2 - 1.0 - (share @ location**3) * location
     size = math.sqrt(share @ square**2)
-    directions = [location, square / size] if size > 1e-6 else [location]
-    return Null(float(rows.sum()), 1.0 / float(rows.sum()), (edges, rows, share, np.stack(directions)))
+    # With two bins there is no second direction.
+    directions = np.stack((location, square / size if size > 1e-6 else 0.0 * square))
+    return Null(float(rows.sum()), 1.0 / float(rows.sum()), (edges, rows, share, directions))
 
 
 def _arm_drift(null: Null, tolerance: float) -> Null:
@@ -551,8 +553,10 @@ def _read(detector: Detector, table: Table, rules: tuple[LabelRule, ...]) -> Rea
     return _mature(table, rules) if detector.basis == "mature" else scored(table)
 
 
-def _promised(table: Table, threshold: float | None) -> Reading:
-    """Return all scores of a baseline day as the threshold decides."""
+def _promised(detector: Detector, table: Table, threshold: float | None) -> Reading:
+    """Return a day of the baseline as the detector sees it under the threshold."""
+    if detector.basis == "mature":
+        return baseline(table, threshold)
     reading = scored(table)
     if threshold is None:
         return replace(reading, verdict=np.full(len(reading.bin), NONE, np.uint8))
@@ -605,61 +609,53 @@ def nulls(
     learnt when the baseline has fewer than 14 days. `paired`: the days are another version's tables of the very day that will be
     looked at, as served; shocks of the day then cancel, and what is left open is how few rows they are.
     """
-    by: dict[str, dict[str, Null]] = {}
+    tables = {part: [t for _, t in sorted(of.items()) if t.n] for part, of in days.items()}
+    whole = {part: total(of) for part, of in tables.items() if of}
+    every = tables.get("all", [])
+    learnt = every if len(every) >= MIN_DAYS else [t for _, t in sorted((live or {}).items())[:LEARN_DAYS]]
+    enough = paired or learnt is every or len(learnt) == LEARN_DAYS
+    clusters = _cluster_sizes(every)
+    by: dict[str, Mapping[str, Null]] = {}
     reasons: dict[str, str] = {}
-    lr: dict[str, float] = {}
     dispersion: dict[str, float] = {}
-    tables = {name: [t for _, t in sorted(of.items()) if t.n] for name, of in days.items()}
-    within, across = _cluster_sizes(tables.get("all", []))
     for name, detector in DETECTORS.items():
-        if not tables.get("all") or (detector.basis == "mature" and not outcomes):
-            reasons[name] = "no_baseline"
-        elif detector.decided and threshold is None and not paired:
-            reasons[name] = "no_threshold"
-        elif across > 2 * within:
-            # Rows of one cluster share what they are: no e-value can be made of them over several looks.
-            reasons[name] = "clustered"
 
-    def read(detector: Detector, table: Table) -> Reading:
-        if paired:
-            return _read(detector, table, rules)
-        return baseline(table, threshold) if detector.basis == "mature" else _promised(table, threshold)
+        def promised(table: Table, detector: Detector = detector) -> Reading:
+            return _read(detector, table, rules) if paired else _promised(detector, table, threshold)
 
-    for part in sorted(tables, key=lambda x: x != "all"):
-        if not tables[part]:
+        def frozen(part: str, of: Null | None, detector: Detector = detector) -> Null | str:
+            reading = promised(whole[part])
+            return _unusable(detector, reading) or detector.freeze(reading, map(promised, tables[part]), of, paired)
+
+        reason = _not_looking(detector, outcomes, bool(every), paired or threshold is not None, clusters, enough)
+        null = reason or frozen("all", None)
+        if isinstance(null, str):
+            reasons[name] = null
             continue
-        whole = total(tables[part])
-        for name, detector in DETECTORS.items():
-            if name in reasons:
-                continue
-            of = None if part == "all" else by[name]["all"]
-            reading = read(detector, whole)
-            by_day = (read(detector, t) for t in tables[part])
-            null = _unusable(detector, reading) or detector.freeze(reading, by_day, of, paired)
-            if isinstance(null, str):
-                if of is None:
-                    reasons[name] = null
-                continue
-            null = replace(null, size=within)
-            if of is not None:
-                null = replace(null, lr=of.lr)
-            elif not paired:
-                first = detector.arm(null, detector.tolerance)
-                moments = _moments(detector, first, [read(detector, t) for t in tables[part]])
-                if moments.shape[1] < MIN_DAYS and live is not None:
-                    moments = _moments(detector, first, [_read(detector, t, rules) for _, t in sorted(live.items())[:LEARN_DAYS]])
-                    moments = moments if moments.shape[1] == LEARN_DAYS else moments[:, :0]
-                if moments.shape[1] < MIN_DAYS:
-                    reasons[name] = "learning"
-                    continue
-                found, pearson = _long_run(moments)
-                null = replace(null, lr=found)
-                lr[name], dispersion[name] = float(found.max()), float(pearson.max())
-            by.setdefault(name, {})[part] = detector.arm(null, _tolerance(detector, null, len(tables[part]), paired))
-    return Nulls(by, reasons, lr, dispersion)
+        null = replace(null, size=clusters[0])
+        if not paired:
+            readings = map(promised, every) if learnt is every else (_read(detector, t, rules) for t in learnt)
+            lr, pearson = _long_run(_moments(detector, detector.arm(null, detector.tolerance), readings))
+            null, dispersion[name] = replace(null, lr=lr), float(pearson.max())
+        of = {part: frozen(part, null) for part in whole if part != "all"}
+        found = {"all": null} | {p: replace(x, size=null.size, lr=null.lr) for p, x in of.items() if not isinstance(x, str)}
+        by[name] = {p: detector.arm(x, _tolerance(detector, x, len(tables[p]), paired)) for p, x in found.items()}
+    return Nulls(by, reasons, {name: float(of["all"].lr.max()) for name, of in by.items()}, dispersion)
 
 
-def _moments(detector: Detector, null: Null, readings: Sequence[Reading]) -> Floats:
+def _not_looking(
+    detector: Detector, outcomes: bool, there: bool, decided: bool, clusters: tuple[float, float], enough: bool
+) -> str:
+    """Return why a detector cannot look at any day, else an empty text."""
+    if not there or (detector.basis == "mature" and not outcomes):
+        return "no_baseline"
+    if detector.decided and not decided:
+        return "no_threshold"
+    # Rows of one cluster share what they are: no e-value can be made of them over several looks.
+    return "clustered" if clusters[1] > 2 * clusters[0] else "" if enough else "learning"
+
+
+def _moments(detector: Detector, null: Null, readings: Iterable[Reading]) -> Floats:
     """Return S and V of each day that has trials, per row of a cluster, shape (2, days, kinds)."""
     steps = [detector.step(reading, null) for reading in readings if not _unusable(detector, reading)]
     there = [(s, v) for s, v, _ in filter(None, steps)]
@@ -691,10 +687,9 @@ def look(
     further above it than 5, so that evidence can fall again. Raise KeyError when the detector has a reason not to look.
     """
     detector, of = DETECTORS[name], nulls.by[name]
-    if evidence is None:
-        log = {part: np.full(null.points, NO_EVIDENCE) for part, null in of.items()}
-        evidence = Evidence(day, day, 0, 0, log)
-    log, weights, rows, seen = dict(evidence.log), _weights(evidence.log), evidence.rows, 0
+    evidence = evidence or Evidence(day, day, 0, 0, {})
+    log = {part: np.full(null.points, NO_EVIDENCE) for part, null in of.items()} | dict(evidence.log)
+    weights, rows, seen = _weights(log), evidence.rows, 0
     for part, null in of.items():
         table = tables.get(part)
         if table is None or not len(table.cells):
