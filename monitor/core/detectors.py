@@ -39,6 +39,7 @@ HIGH_CONFIDENCE = 0.8
 CAP = 5.0
 """Evidence of a slice is kept at most so far above what fires, in nats."""
 
+_LIMIT = math.log((1 - CLIP) / CLIP)
 _COARSE_OF = np.arange(BINS) * COARSE // BINS
 _INTERCEPTS = (0.0, 0.1, -0.1, 0.2, -0.2, 0.4, -0.4, 0.8, -0.8)
 _SLOPES = (0.6, 0.8, 1.0, 1.25, 1.6)
@@ -190,10 +191,11 @@ def binned_evidence(
 
 
 def _platt(n: Floats, z: Floats, pos: Floats) -> Floats:
-    """Return a, b of the logistic regression of the outcomes on z (Platt 1999), by Newton's method."""
-    x, beta = np.stack((np.ones_like(z), z)), np.array([0.0, 1.0])
+    """Return a, b of the logistic regression of the outcomes on z (Platt 1999), by Newton's method from a slope of 0."""
+    base = (pos.sum() + 0.5) / (n.sum() + 1.0)
+    x, beta = np.stack((np.ones_like(z), z)), np.array([_logit(base), 0.0])
     for _ in range(25):
-        p = _expit(beta @ x)
+        p = _expit(np.clip(beta @ x, -_LIMIT, _LIMIT))
         # A little ridge keeps separable outcomes finite.
         change = np.linalg.solve((x * (n * p * (1 - p))) @ x.T + 1e-6 * np.eye(2), x @ (pos - n * p))
         beta = beta + np.clip(change, -2.0, 2.0)
@@ -218,10 +220,16 @@ def _offset(n: Floats, z: Floats, pos: Floats) -> tuple[float, float]:
     return a, v
 
 
+def _on(line: Floats, z: Floats) -> Floats:
+    """Return a + b z, as little certain as CLIP says."""
+    found: Floats = np.clip(line[0] + line[1] * z, -_LIMIT, _LIMIT)
+    return found
+
+
 def _off(bins: Bins, line: Floats) -> tuple[float, float]:
     """Return sum (y - p) and sum p (1 - p) where logit p = a + b z."""
     n, z, pos = bins
-    p = _expit(line[0] + line[1] * z)
+    p = _expit(_on(line, z))
     return float((pos - n * p).sum()), float(n @ (p * (1 - p)))
 
 
@@ -235,7 +243,7 @@ def _rejects(days: Sequence[Bins], line: Floats) -> bool:
     lr = float(_long_run(np.array([_off(bins, line) for bins in days]).T[:, :, None])[0][0])
     scores, cov = np.zeros((2, len(days))), np.zeros((2, 2))
     for d, (n, z, pos) in enumerate(days):
-        x, p = np.stack((np.ones_like(z), z)), _expit(line[0] + line[1] * z)
+        x, p = np.stack((np.ones_like(z), z)), _expit(_on(line, z))
         v = n * p * (1 - p)
         moved = x @ v
         scores[:, d] = x @ (pos - n * p)
@@ -265,24 +273,22 @@ def _freeze_calibration(whole: Reading, days: Iterable[Reading], of: Null | None
     elif _rejects([_bins(r) for r in days], line):
         line = _platt(n, z, pos)
         variance = 1.0 / _off(bins, line)[1]
-    mean = float(_expit(line[0] + line[1] * z) @ n / n.sum())
-    return Null(float(_logit(np.clip(mean, CLIP, 1 - CLIP))), variance, (line,))
+    return Null(float(_logit(_expit(_on(line, z)) @ n / n.sum())), variance, (line,))
 
 
 def _step_calibration(reading: Reading, null: Null) -> Step | None:
     n, z, pos = bins = _bins(reading)
     if not len(n):
         return None
-    (a, b), (s, v) = null.about[0].tolist(), _off(bins, null.about[0])
-    return np.array([s]), np.array([v]), binned_evidence(n, a + b * z, pos, null.promise, GRID, null.tolerance)
+    (line,), (s, v) = null.about, _off(bins, null.about[0])
+    return np.array([s]), np.array([v]), binned_evidence(n, _on(line, z), pos, null.promise, GRID, null.tolerance)
 
 
 def _effect_calibration(reading: Reading, null: Null) -> Measured | str:
     n, z, pos = _bins(reading)
     if not len(n):
         return "no_labels"
-    a, b = null.about[0].tolist()
-    value, v = _offset(n, a + b * z, pos)
+    value, v = _offset(n, _on(null.about[0], z), pos)
     return Measured(value, *normal(value, null.size / v), round(n.sum()))
 
 
@@ -338,7 +344,9 @@ def _rate(
         k, m = trials(reading)
         if not m:
             return undefined
-        r = (k + 0.5) / (m + 1.0)
+        # Half a hit or half a miss, whichever is rarer, is added as promised: where there is nothing to see there is no effect.
+        more = 0.5 / min(null.promise, 1.0 - null.promise)
+        r = (k + more * null.promise) / (m + more)
         value = float(_logit(r) - _logit(null.promise))
         return Measured(value, *normal(value, null.size / (m * r * (1 - r))), round(m))
 

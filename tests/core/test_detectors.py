@@ -370,6 +370,26 @@ def test_effects(table):
     assert effect("recall", same, nulls({}, 0.5, RULES), RULES) == "no_baseline"
 
 
+@pytest.mark.parametrize("kind", ["one", "hard", "constant", "separable"])
+def test_degenerate_scores(table, kind):
+    """Scores of 0 and 1 only, of one value, or that tell the classes apart: nothing overflows and no promise seems broken."""
+    rng = np.random.default_rng(13)
+
+    def day():
+        p = {"one": np.ones(300), "hard": np.rint(rng.random(300)), "constant": np.full(300, 0.3), "separable": rng.random(300)}[
+            kind
+        ]
+        return table(p, p > 0.5 if kind == "separable" else rng.random(300) < np.clip(p, 0.1, 0.7), 0.5)
+
+    expected = nulls({"all": {d: day() for d in range(20)}}, 0.5, RULES)
+    live = [day() for _ in range(28)]
+    for name in expected.by:
+        evidence, _ = _fold(name, live, expected)
+        found = effect(name, total(live), expected, RULES)
+        assert math.isfinite(log_evidence(evidence))
+        assert not (log_evidence(evidence) >= A and _fires(name, found.value)), name
+
+
 def test_a_trifle_of_drift():
     """A million rows a day moved by .01 standard deviations are no drift; 2,000 moved by .2 are found within a week."""
     rng = np.random.default_rng(11)
