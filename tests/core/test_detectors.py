@@ -413,10 +413,10 @@ def test_against_another_version():
     world, rng = _flights(), np.random.default_rng(12)
     shocks = _shocks(rng, 60, 0.6, 0.5)
 
-    def fold(name, changed, days):
+    def fold(name, changed, days, offset=0.0):
         evidence = None
         for day in range(days):
-            live, canary = world.day(rng, 19_000, shocks[day]), changed.day(rng, 1_000, shocks[day])
+            live, canary = world.day(rng, 19_000, shocks[day]), changed.day(rng, 1_000, shocks[day] + offset)
             expected = nulls({"all": {day: live}}, None, RULES, paired=True)
             evidence = look(name, evidence, day, {"all": canary}, expected, RULES, A)
         return log_evidence(evidence)
@@ -424,8 +424,8 @@ def test_against_another_version():
     broken = World(_expit(np.repeat(world.logit, np.rint(world.share * 1e5).astype(int)) + 1.0), 0.25)
     for name in DETECTORS:
         assert fold(name, world, 60) < A, name
-    for name in ("score_drift", "flagged_share"):
-        assert fold(name, broken, 2) >= A, name
+    for name, days in {"score_drift": 2, "flagged_share": 2, "calibration": 3, "precision": 5}.items():
+        assert fold(name, broken, days, -1.0) >= A, name
 
 
 def test_threshold():
