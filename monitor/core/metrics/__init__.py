@@ -1,6 +1,6 @@
 """Every metric: what it is, what it needs, and the one function that measures a reading."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from monitor.core.days import Key
@@ -8,6 +8,7 @@ from monitor.core.events import Ints
 from monitor.core.intervals import Measured, whole
 from monitor.core.metrics import calibration, confusion, drift, prevalence, ranking
 from monitor.core.metrics.counts import size
+from monitor.core.metrics.daily import RATIOS, Days, expected, own_variance, variances
 from monitor.core.readings import Reading
 
 
@@ -246,8 +247,13 @@ def measure(
     edges: Ints | None = None,
     reference: Reading | None = None,
     names: Collection[str] | None = None,
+    days: Days | None = None,
 ) -> tuple[Estimate, ...]:
-    """Return one estimate per metric that applies to the basis of the reading (and is in `names`), in the order of METRICS."""
+    """Return one estimate per metric that applies to the basis of the reading (and is in `names`), in the order of METRICS.
+
+    With the `days` of the reading, estimates also say what days like them are expected to show.
+    """
+    between = None if days is None else variances(days)
     rows, decided, basis = whole(size(reading)), reading.decided, reading.basis
     estimates = []
     for name, metric in METRICS.items():
@@ -257,5 +263,15 @@ def measure(
         if isinstance(found, str):
             estimates.append(Estimate(name, key, window, basis, None, None, None, rows, found))
         else:
-            estimates.append(Estimate(name, key, window, basis, *found[:4], "", found[4]))
+            more = () if days is None or between is None else expected(name, found, reading, days, between)
+            estimates.append(Estimate(name, key, window, basis, *found[:4], "", found[4], *more))
     return tuple(estimates)
+
+
+def spread(estimates: Iterable[Estimate], days: int) -> dict[str, float]:
+    """Return by metric the variance that a day adds to that of independent rows, from what so many days said."""
+    return {
+        e.metric: (e.design_effect - 1) * own_variance(e.metric, e) * days
+        for e in estimates
+        if e.design_effect is not None and e.metric in RATIOS
+    }

@@ -20,7 +20,7 @@ from monitor.core.intervals import (
 )
 from monitor.core.metrics.counts import by_group, once, size
 from monitor.core.readings import Reading
-from monitor.core.tables import EDGES, GROUP_COLUMNS, edges_of_width, log_losses
+from monitor.core.tables import EDGES, GROUP_COLUMNS, TINY, edges_of_width
 
 CALIBRATION_LEVEL = 0.99
 BINS = 15
@@ -198,8 +198,8 @@ def log_loss(reading: Reading, _: object = None) -> Measured | str:
     """Return the mean of -ln of the probability given to what happened."""
     if reading.clipped >= reading.n.sum():
         return "degenerate"
-    p, yes = reading.score, np.ones(len(reading.n), bool)
-    return _mean_loss(reading, reading.losses[1], log_losses(p, yes), log_losses(p, ~yes), _mean_groups(reading, _LOG_LOSS))
+    p = np.minimum(np.maximum(reading.score, TINY), 1.0 - TINY)
+    return _mean_loss(reading, reading.losses[1], -np.log(p), -np.log(1.0 - p), _mean_groups(reading, _LOG_LOSS))
 
 
 @dataclass(frozen=True, slots=True)

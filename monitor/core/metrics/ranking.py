@@ -16,8 +16,10 @@ def roc_auc(reading: Reading, _: object = None) -> Measured | str:
     widen it by the design effect of the bias.
     """
     # Rows of one bin with different verdicts are separate cells, but their scores are tied.
-    first = np.flatnonzero(np.diff(reading.bin, prepend=-1))
-    neg, pos = np.add.reduceat((reading.neg, reading.pos), first, axis=1)
+    begins = np.ones(len(reading.bin), bool)
+    np.not_equal(reading.bin[1:], reading.bin[:-1], out=begins[1:])
+    first = begins.nonzero()[0]
+    neg, pos = np.add.reduceat(reading.neg, first), np.add.reduceat(reading.pos, first)
     classes = (float(neg.sum()), float(pos.sum()))
     if not min(classes):
         return "one_class"
