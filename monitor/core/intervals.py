@@ -185,11 +185,12 @@ def bartlett(values: Floats, lag: int = 2) -> Floats:
     Newey and West, Econometrica 55 (1987), 703-708. Days that take turns count as independent ones: a negative g_k of a few
     dozen days is mostly noise, and would make the sum a little too small on average.
     """
-    found = (values * values).sum(axis=0)
+    days = values.T
+    found: Floats = np.vecdot(days, days)
     for k in range(1, min(lag, len(values) - 1) + 1):
-        products = (values[k:] * values[:-k]).sum(axis=0)
+        products = np.vecdot(days[..., k:], days[..., :-k])
         found = found + 2 * (1 - k / (lag + 1)) * np.maximum(products, 0.0)
-    return np.asarray(found)
+    return found
 
 
 def long_run_variance(values: Floats, lag: int = 2) -> float:
@@ -250,10 +251,14 @@ def no_interval(variance: float, clusters: float) -> str:
     return "clustered" if math.isnan(variance) else "few_clusters" if clusters < MIN_CLUSTERS else ""
 
 
-def placements(neg: Floats, pos: Floats) -> tuple[Floats, Floats]:
-    """Return by bin the share of negatives below a positive of the bin, and of positives above a negative of it; ties are 1/2."""
-    below, up_to = neg.cumsum(), pos.cumsum()
-    return (below - 0.5 * neg) / below[-1], 1.0 - (up_to - 0.5 * pos) / up_to[-1]
+def placements(classes: Floats) -> tuple[Floats, Floats]:
+    """Return by bin the share of negatives below a positive there, and of positives above a negative there; ties count 1/2.
+
+    `classes` are the negatives and the positives, shape (2, bins).
+    """
+    below = classes.cumsum(axis=1)
+    v10, v01 = (below - 0.5 * classes) / below[:, -1:]
+    return v10, 1.0 - v01
 
 
 def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[float, float]:
@@ -266,14 +271,15 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
     (0.75, 0.03125)
     """
     n, p = float(neg.sum()), float(pos.sum())
-    v10, v01 = placements(neg, pos)
+    v10, v01 = placements(np.array((neg, pos)))
     auc = float(pos @ v10) / p
+    d10, d01 = v10 - auc, v01 - auc
     rows_n, rows_p = (n, p) if spread is None else (effective(n, float(spread[0].sum())), effective(p, float(spread[1].sum())))
     if min(rows_n, rows_p) < 2:
         return auc, math.nan
     neg2, pos2 = (neg, pos) if spread is None else (x * (k / x.sum()) for x, k in zip(spread, (rows_n, rows_p), strict=True))
-    s10 = float(pos2 @ (v10 - auc) ** 2) / (rows_p - 1)
-    s01 = float(neg2 @ (v01 - auc) ** 2) / (rows_n - 1)
+    s10 = float(pos2 @ (d10 * d10)) / (rows_p - 1)
+    s01 = float(neg2 @ (d01 * d01)) / (rows_n - 1)
     return auc, s10 / rows_p + s01 / rows_n
 
 

@@ -270,8 +270,11 @@ def measure(
 
 def spread(estimates: Iterable[Estimate], days: int) -> dict[str, float]:
     """Return by metric the variance that a day adds to that of independent rows, from what so many days said."""
-    return {
-        e.metric: (e.design_effect - 1) * own_variance(e.metric, e) * days
-        for e in estimates
-        if e.design_effect is not None and e.metric in RATIOS
-    }
+    found = {}
+    for e in estimates:
+        if e.metric in RATIOS and e.design_effect is not None:
+            assert e.value is not None
+            assert e.low is not None
+            assert e.high is not None
+            found[e.metric] = (e.design_effect - 1) * own_variance(e.metric, e.value, e.low, e.high) * days
+    return found

@@ -43,7 +43,7 @@ def _columns(reading: Reading) -> Floats:
     p, q = reading.score, 1.0 - reading.score
     expected = reading.n * p
     if reading.spread is None:
-        return np.stack((reading.n, reading.pos, expected, expected * q, reading.pos * q * q + reading.neg * p * p))
+        return np.array((reading.n, reading.pos, expected, expected * q, reading.pos * (q * q) + reading.neg * (p * p)))
     neg2, pos2, both = reading.spread
     square = pos2 * q * q + neg2 * p * p - 2 * both * p * q
     slope = pos2 * q - neg2 * p + both * (q - p)
@@ -54,9 +54,11 @@ def _columns(reading: Reading) -> Floats:
 def sums(reading: Reading, edges: Ints) -> Floats:
     """Return the same sums per calibration bin, zero where a bin is empty, shape (5 or 8, bins)."""
     start = np.searchsorted(reading.bin, edges)
-    stop = np.append(start[1:], len(reading.bin))
-    occupied = stop > start
+    occupied = start < len(reading.bin)
+    occupied[:-1] = start[1:] > start[:-1]
     columns = _columns(reading)
+    if occupied.all():
+        return np.add.reduceat(columns, start, axis=1)
     result = np.zeros((len(columns), len(edges)))
     # Empty bins must be left out: reduceat gives them the first cell of the next bin.
     result[:, occupied] = np.add.reduceat(columns, start[occupied], axis=1)
@@ -110,6 +112,12 @@ def design_effect(reading: Reading) -> float | str:
     value, iid = _bias(reading)
     variance, clusters = cluster_variance(value, groups, float(reading.n.sum()), iid)
     return no_interval(variance, clusters) or (max(1.0, variance / iid) if iid else 1.0)
+
+
+def bias_variance(reading: Reading) -> float:
+    """Return the variance of the bias, with clusters of so many rows as there are."""
+    effect = design_effect(reading)
+    return _bias(reading)[1] * (1.0 if isinstance(effect, str) else effect)
 
 
 def ece(reading: Reading, edges: Ints) -> Measured:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from monitor.core.intervals import Measured, share
-from monitor.core.metrics.counts import FN, FP, ROLE, TN, TP, groups_of, outcomes, share_of, spread_of
+from monitor.core.metrics.counts import FN, FP, TN, TP, groups_of, outcomes, roles, share_of, spread_of
 from monitor.core.readings import Reading
 
 MIN_MISSES = 10
@@ -18,7 +18,7 @@ def confusion(reading: Reading) -> tuple[float, float, float, float]:
 
 def flagged_share(reading: Reading, _: object = None) -> Measured:
     """Return the share of decided rows that were flagged."""
-    passed, flagged, _none = np.bincount(ROLE[reading.verdict], reading.n, 3).tolist()
+    passed, flagged, _none = np.bincount(roles(reading), reading.n, 3).tolist()
     sides = reading, FP + TP, TN + FN
     return share(flagged, passed + flagged, spread_of(*sides), groups_of(*sides))
 
@@ -27,7 +27,7 @@ def _too_few_misses(reading: Reading) -> bool:
     """Return whether the positives that were not flagged stand for others and are fewer than `MIN_MISSES`."""
     if reading.spread is None or reading.seen is None:
         return False
-    passed = ROLE[reading.verdict] == 0
+    passed = roles(reading) == 0
     pos, neg = reading.pos[passed].sum(), reading.neg[passed].sum()
     neg2, pos2, _ = reading.spread[:, passed].sum(axis=1)
     # Weights are 1 or more, so sum w**2 = sum w only where all of them are 1; without positives the negatives tell.

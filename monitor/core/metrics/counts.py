@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from monitor.core.events import FLAGGED, NONE, Floats
+from monitor.core.events import FLAGGED, NONE, Floats, Ints
 from monitor.core.intervals import Groups, Measured, Spread, effective, share
 from monitor.core.readings import Reading
 
@@ -40,9 +40,15 @@ def once(function: F) -> F:
 
 
 @once
+def roles(reading: Reading) -> Ints:
+    """Return by cell whether its rows were flagged or nobody decided (ROLE)."""
+    return ROLE.take(reading.verdict)
+
+
+@once
 def outcomes(reading: Reading) -> Floats:
     """Return the negatives not flagged, flagged and undecided, then the positives likewise, shape (6,)."""
-    role = ROLE[reading.verdict]
+    role = roles(reading)
     return np.concatenate((np.bincount(role, reading.neg, 3), np.bincount(role, reading.pos, 3)))
 
 
@@ -50,7 +56,7 @@ def outcomes(reading: Reading) -> Floats:
 def _variances(reading: Reading) -> tuple[Floats, Floats]:
     """Return the variances of `outcomes`, shape (6,), and the covariance of the classes within each role, shape (3,)."""
     assert reading.spread is not None
-    role = ROLE[reading.verdict]
+    role = roles(reading)
     neg2, pos2, both = (np.bincount(role, x, 3).astype(np.float64) for x in reading.spread)
     return np.concatenate((neg2, pos2)), both
 

@@ -1,16 +1,17 @@
 """What is to be expected on days like those of a window: a sample of days, each with a shock that all of its rows share."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from monitor.core.events import Floats
 from monitor.core.intervals import LEVEL, Measured, bartlett, placements, quantile, student
-from monitor.core.metrics.calibration import CALIBRATION_LEVEL, bias
-from monitor.core.metrics.counts import ROLE, outcomes
+from monitor.core.metrics.calibration import CALIBRATION_LEVEL, bias_variance
+from monitor.core.metrics.counts import outcomes, roles
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS
 
@@ -51,27 +52,12 @@ RATIOS: dict[str, Ratio] = {
     "fpr": Ratio(_FP, _FP + _TN),
     "accuracy": Ratio(_TP + _TN, _TP + _TN + _FP + _FN),
 }
-_ABOVE, _BELOW = (np.stack(side, axis=1) for side in zip(*(r[:2] for r in RATIOS.values()), strict=True))
-_LIKE_BIAS = ("ece", "ece_width10")
-"""Whose noise balls days widen by the design effect of the bias."""
-_BOUNDS = {"bias": (-math.inf, math.inf), "log_loss": (0.0, math.inf), **dict.fromkeys(_LIKE_BIAS, (0.0, math.inf))}
+_SIDES = np.stack([r.above for r in RATIOS.values()] + [r.below for r in RATIOS.values()], axis=1)
+_AREA = list(RATIOS).index("roc_auc")
+_BALLS = ("ece", "ece_width10")
+"""What has a noise ball, which days widen by the design effect of the bias."""
+_BOUNDS = {"bias": (-math.inf, math.inf), "log_loss": (0.0, math.inf), **dict.fromkeys(_BALLS, (0.0, math.inf))}
 """Of intervals that are none of a logit, where they are not [0, 1]."""
-
-
-class Interval(Protocol):
-    """A value with its interval."""
-
-    @property
-    def value(self) -> float | None:
-        """Return the value."""
-
-    @property
-    def low(self) -> float | None:
-        """Return the low end."""
-
-    @property
-    def high(self) -> float | None:
-        """Return the high end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +76,7 @@ def day_sums(reading: Reading) -> Floats:
     """Return what the ratios are made of, additive over days, shape (12,): rows, sums of score, Brier and log loss, `outcomes`
     by what was decided, and the rows that were passed and flagged.
     """
-    by_role = np.bincount(ROLE[reading.verdict], reading.n, 3)
+    by_role = np.bincount(roles(reading), reading.n, 3)
     sums = (float(reading.n.sum()), float(reading.n @ reading.score), *reading.losses)
     return np.concatenate((sums, outcomes(reading), by_role[:2]))
 
@@ -108,29 +94,27 @@ def variances(days: Days) -> dict[str, tuple[float, int]]:
     `bartlett` sum, because days are a sample of clusters (Cochran, Sampling Techniques, 1977, 9A.5). The area under the ROC
     curve has u_d = sum over positives of (v10 - area) / P + sum over negatives of (v01 - area) / N, v their `placements`.
     """
-    above, below = days.sums @ _ABOVE, days.sums @ _BELOW
+    sides = days.sums @ _SIDES
+    above, below = sides[:, : len(RATIOS)], sides[:, len(RATIOS) :]
     total = below.sum(axis=0)
     total += total == 0
     residuals = (above - above.sum(axis=0) / total * below) / total
+    residuals[:, _AREA] = np.nan if days.ranks is None else _area_residuals(days.ranks)
     occupied = (below > 0).sum(axis=0)
     found = bartlett(residuals) * (occupied / np.maximum(occupied - 1, 1))
-    between = dict(zip(RATIOS, zip(found.tolist(), occupied.tolist(), strict=True), strict=True))
-    area = None if days.ranks is None else _area_residuals(days.ranks)
-    _, k = between.pop("roc_auc")
-    if area is not None:
-        between["roc_auc"] = float(bartlett(area)) * k / max(k - 1, 1), k
-    return between
+    return dict(zip(RATIOS, zip(found.tolist(), occupied.tolist(), strict=True), strict=True))
 
 
-def _area_residuals(ranks: Floats) -> Floats | None:
-    """Return what each day adds to the area under the ROC curve around its value, shape (days,); None with one class."""
-    neg, pos = ranks.sum(axis=0)
-    n, p = float(neg.sum()), float(pos.sum())
+def _area_residuals(ranks: Floats) -> Floats | float:
+    """Return what each day adds to the area under the ROC curve around its value, shape (days,); NaN with one class."""
+    flat = ranks.reshape(len(ranks), -1)
+    classes = (np.ones(len(ranks)) @ flat).reshape(2, -1)
+    n, p = classes.sum(axis=1).tolist()
     if not min(n, p) > 0:
-        return None
-    v10, v01 = placements(neg, pos)
-    area = float(pos @ v10) / p
-    residuals: Floats = ranks[:, 1] @ ((v10 - area) / p) + ranks[:, 0] @ ((v01 - area) / n)
+        return math.nan
+    v10, v01 = placements(classes)
+    area = float(classes[1] @ v10) / p
+    residuals: Floats = flat @ np.concatenate(((v01 - area) / n, (v10 - area) / p))
     return residuals
 
 
@@ -140,60 +124,51 @@ def expected(name: str, found: Measured, reading: Reading, days: Days, between: 
     The variance is that of the interval of `found` or that between days (`variances`), the larger, with t of one less than the
     days there were. Fewer than `MIN_DAYS` add `days.spread` over their number. Nothing is said where neither is known.
     """
-    like = "bias" if name in _LIKE_BIAS else name
-    ratio = RATIOS.get(like)
-    if ratio is None or found.low is None or like not in between:
+    ball = name in _BALLS
+    like = "bias" if ball else name
+    if like not in between or found.low is None or found.high is None:
         return None, None, None
-    level = LEVEL if like == name else CALIBRATION_LEVEL
-    own = own_variance(like, found if like == name else bias(reading))
+    center, half, slope = _ends(found.value, found.low, found.high, RATIOS[like].odds)
+    own = bias_variance(reading) if ball else (half * slope / quantile(LEVEL)) ** 2
     variance, k = between[like]
-    if k >= MIN_DAYS:
-        t = student(k - 1, level) / quantile(level)
+    if k >= MIN_DAYS and not math.isnan(variance):
+        t = _t(k - 1, CALIBRATION_LEVEL if ball else LEVEL)
     elif like in days.spread:
         variance, t = own + days.spread[like] / max(k, 1), 1.0
     else:
         return None, None, None
-    effect = variance / own if own > 0 else 1.0
-    by = max(1.0, t * math.sqrt(effect))
-    return *_widened(found, by, ratio.odds, *_BOUNDS.get(name, (0.0, 1.0))), max(1.0, effect)
+    effect = max(1.0, variance / own) if own > 0 else 1.0
+    if effect == 1.0:
+        return found.low, found.high, 1.0
+    by = t * math.sqrt(effect)
+    low, high = center - by * half, center + by * half
+    if slope != 1.0:
+        return _expit(low), _expit(high), effect
+    least, most = _BOUNDS.get(name, (0.0, 1.0))
+    return max(low, least), min(high, most), effect
 
 
-def own_variance(name: str, found: Interval) -> float:
-    """Return the variance that the interval of a ratio stands for; one in the logit is carried over at the value."""
-    value, low, high = found.value, found.low, found.high
-    assert value is not None
-    assert low is not None
-    assert high is not None
-    if RATIOS[name].odds and low > 0 and high < 1:
-        half = (_logit(high) - _logit(low)) / 2 * value * (1 - value)
-    else:
-        half = max(value - low, high - value)  # one end may have been cut
-    return (half / quantile(LEVEL)) ** 2
+def own_variance(name: str, value: float, low: float, high: float) -> float:
+    """Return the variance that the interval of a ratio stands for; one of the logit is carried over at the value."""
+    _, half, slope = _ends(value, low, high, RATIOS[name].odds)
+    return (half * slope / quantile(LEVEL)) ** 2
 
 
-def _widened(found: Measured, by: float, odds: bool, least: float, most: float) -> tuple[float, float]:
-    """Return the ends of an interval that is `by` times as wide, in the logit or within bounds."""
-    value, low, high = found.value, found.low, found.high
-    assert low is not None
-    assert high is not None
-    if by == 1.0:
-        return low, high
-    if odds:
-        return _end(value, low, by), _end(value, high, by)
-    half = by * max(value - low, high - value)
-    return max(value - half, least), min(value + half, most)
+def _ends(value: float, low: float, high: float, odds: bool) -> tuple[float, float, float]:
+    """Return the middle of an interval, half its width, and how steep the value is in what they are counted in: its logit,
+    where it and its ends have one, or else 1, for the value itself.
+    """
+    if odds and low > 0.0 and high < 1.0:
+        a, b = math.log(low / (1.0 - low)), math.log(high / (1.0 - high))
+        return (a + b) / 2, (b - a) / 2, value * (1.0 - value)
+    return value, max(value - low, high - value), 1.0  # one end may have been cut
 
 
-def _end(value: float, end: float, by: float) -> float:
-    """Return an end `by` times as far away in the logit; from 0 and 1, where Wilson's odds go as 1 / n, `by`**2 the odds."""
-    if not 0 < end < 1:
-        return end
-    if 0 < value < 1:
-        z = _logit(value) + by * (_logit(end) - _logit(value))
-    else:
-        z = _logit(end) + 2 * math.log(by) * (1 if value == 0 else -1)
-    return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
+@functools.cache
+def _t(df: int, level: float) -> float:
+    """Return by how much Student's t is larger than the normal quantile."""
+    return student(df, level) / quantile(level)
 
 
-def _logit(p: float) -> float:
-    return math.log(p / (1.0 - p))
+def _expit(z: float) -> float:
+    return 1.0 / (1.0 + math.exp(-z)) if z > -700 else 0.0
