@@ -11,7 +11,7 @@ from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability
 from monitor.core.reasons import REJECTED
 from monitor.core.snapshot import Snapshot, Version
-from monitor.series import SERIES
+from monitor.series import EXPECTED_ESTIMATES, SERIES
 
 _FAMILY = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
@@ -157,6 +157,10 @@ def _estimate(f: _Families, e: Estimate, role: str) -> None:
             f.put(f"scorewatch_{name}_{end}", bound, *labels, e.window)
     if name != e.metric:
         return
+    if e.key.slice == "all" and e.window == "28d" and e.metric in EXPECTED_ESTIMATES:
+        f.put(f"scorewatch_{name}_expect_low", e.expect_low, *labels, e.window)
+        f.put(f"scorewatch_{name}_expect_high", e.expect_high, *labels, e.window)
+        f.put("scorewatch_design_effect", e.design_effect, *labels, e.window, name)
     if e.metric == "mean_score":
         f.put("scorewatch_scored", e.n, *labels, e.window)
     elif e.metric == "prevalence":

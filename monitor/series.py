@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from monitor.core.metrics import METRICS
+from monitor.core.metrics.daily import EXPECTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of /metrics."""
@@ -11,6 +12,8 @@ _VERSION = ("model", "version", "role")
 _WINDOW = (*_VERSION, "slice", "window")
 NOWCAST = ("prevalence", "bias", "recall", "precision")
 """What is estimated of the newest 28 days that are not mature and whose labels are complete enough."""
+EXPECTED_ESTIMATES = tuple(name for name, m in METRICS.items() if name in EXPECTED and (m.outcomes or name == "flagged_share"))
+"""What is exported with what to expect and its design effect, for the slice `all` over 28 mature days."""
 _POINTS = ("psi", "psi_null", "mce", "mce_width10", "ece_noise_floor")
 """Metrics that are numbers without an interval."""
 
@@ -31,6 +34,10 @@ def _estimates() -> dict[str, Series]:
         if name not in _POINTS:
             for end in ("low", "high"):
                 out[f"scorewatch_{name}_{end}"] = Series("gauge", _WINDOW, f"Interval of scorewatch_{name}: its {end} end.")
+        if name in EXPECTED_ESTIMATES:
+            expected = f"What days like those of the window are expected to show as scorewatch_{name}"
+            for end in ("low", "high"):
+                out[f"scorewatch_{name}_expect_{end}"] = Series("gauge", _WINDOW, f"{expected}: {end} end.")
         if name in NOWCAST:
             expected = "Of days that are not mature, from the labels so far and how complete they are; no measurement: "
             out[f"scorewatch_nowcast_{name}"] = Series("gauge", _WINDOW, f"{expected}{metric.help}")
@@ -101,6 +108,11 @@ SERIES: dict[str, Series] = {
     "scorewatch_reliability_observed_low": Series("gauge", (*_WINDOW, "bin"), "Wilson interval of the share of positives: low."),
     "scorewatch_reliability_observed_high": Series(
         "gauge", (*_WINDOW, "bin"), "Wilson interval of the share of positives: high."
+    ),
+    "scorewatch_design_effect": Series(
+        "gauge",
+        (*_WINDOW, "estimate"),
+        "How many times the variance of independent rows an estimate has over days like those of the window; at least 1.",
     ),
     "scorewatch_threshold": Series("gauge", _VERSION, "The score at or above which a case is flagged now."),
     "scorewatch_policy_info": Series("gauge", ("model", "version", "policy"), "Always 1; the policy that is served."),

@@ -21,6 +21,7 @@ from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability, top_label_ece
 from monitor.core.snapshot import Detection, Snapshot, Version
 from monitor.series import CONTENT_TYPE
+from monitor.timeline import expected
 
 
 class Answer(Protocol):
@@ -289,7 +290,7 @@ def number(e: Estimate | None) -> dict[str, Any] | None:
         return None
     if e.reason:
         return {"n": e.n, "reason": e.reason}
-    found = {"value": e.value, "low": e.low, "high": e.high, "n": e.n}
+    found = {"value": e.value, "low": e.low, "high": e.high, "n": e.n} | expected(e)
     return found | {"interval_reason": e.interval_reason} if e.interval_reason else found
 
 

@@ -21,7 +21,15 @@ HEADER = f"{'':<10} {'n':>8} " + " ".join(f"{name:>{_WIDTH}}" for name in _SHOWN
 
 def number(e: Estimate) -> dict[str, Any]:
     """Return an estimate as JSON."""
-    return {"value": e.value, "low": e.low, "high": e.high, "n": e.n, **({"reason": e.reason} if e.reason else {})}
+    found = {"value": e.value, "low": e.low, "high": e.high, "n": e.n, **({"reason": e.reason} if e.reason else {})}
+    return found | expected(e)
+
+
+def expected(e: Estimate) -> dict[str, Any]:
+    """Return as JSON what days like those of an estimate are expected to show, where that is known."""
+    if e.design_effect is None:
+        return {}
+    return {"expect_low": e.expect_low, "expect_high": e.expect_high, "design_effect": e.design_effect}
 
 
 def estimates(kind: str, name: str, version: tuple[str, str], made: Sequence[Estimate]) -> dict[str, Any]:

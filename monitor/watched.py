@@ -31,8 +31,9 @@ from monitor.core.days import (
     recent_hours,
 )
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
-from monitor.core.events import DAY, HOUR, VERDICTS, Ints
-from monitor.core.metrics import METRICS, Estimate, measure
+from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
+from monitor.core.metrics import METRICS, Estimate, measure, spread
+from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.policy import Policy
 from monitor.core.readings import LabelRule, Reading
 from monitor.core.rules import Rule
@@ -78,6 +79,12 @@ def summary(table: Table, rules: tuple[LabelRule, ...], key: Key, window: str, e
     return measure(readings.mature(table, rules), key, window, edges, None, _SUMMARY)
 
 
+def summed(name: str, table: Table, rules: tuple[LabelRule, ...]) -> tuple[Floats, Floats, Floats | None]:
+    """Return what a day of a slice is worth among others: its sums without and with outcomes, and for `all` the ranks."""
+    reading = readings.mature(table, rules)
+    return day_sums(readings.scored(table)), day_sums(reading), day_ranks(reading) if name == "all" else None
+
+
 def add_passed(store: Store, code: int, rows: NDArray[Any], slices: tuple[str, ...], members: NDArray[np.int32]) -> None:
     """Add rows of a version that do not wait to the tables of their days and hours; `members` says which slices have them."""
     for kind, unit in (("day", DAY), ("hour", HOUR)):
@@ -114,9 +121,10 @@ class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
     `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
-    often each policy was named in them, `days` the tables of the last 28 mature days by slice, `open` those of the slice `all`
-    of days that are not mature, `seen` when its last event came. `stale` hours are counted anew. `unwritten` is an observed
-    baseline that could not be written yet, and `problem` why.
+    often each policy was named in them, `days` the tables of the last 28 mature days by slice, `sums` what `summed` makes of
+    them (beside them), `open` those of the slice `all` of days that are not mature, `seen` when its last event came. `stale`
+    hours are counted anew. `spread` is how much more the days of the baseline differ than independent rows would. `unwritten`
+    is an observed baseline that could not be written yet, and `problem` why.
     """
 
     store: Store
@@ -128,11 +136,13 @@ class Watched:
     hours: dict[int, list[Table]] = field(default_factory=dict)
     following: dict[int, dict[int, int]] = field(default_factory=dict)
     days: dict[int, Mapping[str, Table]] = field(default_factory=dict)
+    sums: dict[int, tuple[Mapping[str, Table], dict[str, tuple[Floats, Floats, Floats | None]]]] = field(default_factory=dict)
     open: dict[int, Table] = field(default_factory=dict)
     revision: int = 0
     measured: Mature | None = None
     ahead: Ahead | None = None
     promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
+    spread: Mapping[str, float] = field(default_factory=dict)
     histogram: NDArray[np.float64] | None = None
     score_sum: float = 0.0
     seen: int = 0
@@ -375,6 +385,7 @@ class Watched:
         self.hours = {h: t for h, t in self.hours.items() if h >= oldest}
         self.following = {h: t for h, t in self.following.items() if h >= oldest}
         self.days = {d: t for d, t in self.days.items() if d > first}
+        self.sums = {d: s for d, s in self.sums.items() if d in self.days}
 
     def count_open(self, day: int) -> None:
         """Count a day that is not mature, with the labels it has so far."""
@@ -425,10 +436,10 @@ class Watched:
         """Measure the mature windows and the promise, each only when what it is made from changed."""
         windows = tuple(mature_window(self.days, now, self.model.labels.longest, window) for window in MATURE)
         state = (windows, self.revision, threshold)
-        if self.measured is None or self.measured.state != state:
-            self.measured = self._mature(now, windows, state)
         if self.promise[0] != (self.revision, threshold):
             self.promise = ((self.revision, threshold), self._promised(threshold))
+        if self.measured is None or self.measured.state != state:
+            self.measured = self._mature(now, windows, state)
 
     def _hours(self, window: str, now: int) -> list[Table]:
         hours = [self.hours[h] for h in recent_hours(now, window) if h in self.hours]
@@ -447,8 +458,26 @@ class Watched:
                     break
                 key = Key(*self.name, self.slices[i], now // DAY)
                 reference, names = (None, _SLICE_SCORED) if i else (self.reference, SCORED)
-                out += measure(readings.scored(table), key, window, self.edges, reference, names)
+                days = None if i else self._one_day(window)
+                out += measure(readings.scored(table), key, window, self.edges, reference, names, days)
         return out
+
+    def _one_day(self, window: str) -> Days | None:
+        """Return the last 24 hours as one day; a single hour has its place in the day, of which days say nothing."""
+        return Days(NOTHING[None], None, self.spread) if window == "24h" else None
+
+    def _by_day(self, days: Sequence[int], name: str) -> tuple[Days, Days]:
+        """Return the days of a slice without and with outcomes."""
+        found = []
+        for day in days:
+            if day not in self.sums or self.sums[day][0] is not self.days[day]:
+                made = {n: summed(n, t, self.model.labels.rules) for n, t in self.days[day].items()}
+                self.sums[day] = self.days[day], made
+            found.append(self.sums[day][1].get(name, (NOTHING, NOTHING, None)))
+        scored, outcomes = (np.array([f[i] for f in found]).reshape(-1, len(NOTHING)) for i in range(2))
+        ranks = np.array([f[2] for f in found]) if name == "all" and found else None
+        spread = self.spread if name == "all" else {}
+        return Days(scored, None, spread), Days(outcomes, ranks, spread)
 
     def _mature(self, now: int, windows: tuple[tuple[int, ...], ...], state: tuple[Any, ...]) -> Mature:
         estimates: list[Estimate] = []
@@ -464,12 +493,15 @@ class Watched:
                 kept[key, window] = reading
                 reference = self.reference if name == "all" else None
                 scored = readings.scored(table) if days else replace(readings.scored(table), reason="no_mature_days")
-                estimates += measure(scored, key, window, self.edges, reference, SCORED if name == "all" else _SLICE_SCORED)
-                estimates += measure(reading, key, window, self.edges, None, OUTCOMES if name == "all" else _SLICE_OUTCOMES)
+                before, after = self._by_day(days, name)
+                names = (SCORED, OUTCOMES) if name == "all" else (_SLICE_SCORED, _SLICE_OUTCOMES)
+                estimates += measure(scored, key, window, self.edges, reference, names[0], before)
+                estimates += measure(reading, key, window, self.edges, None, names[1], after)
         return Mature(state, tuple(estimates), kept)
 
     def _promised(self, threshold: float | None) -> tuple[Estimate, ...]:
-        """Return what validation promised under this threshold."""
+        """Return what validation promised under this threshold, and see how much its days differ."""
+        self.spread = {}
         if self.baseline is None or not self.baseline.promises:
             return ()
         out: list[Estimate] = []
@@ -477,7 +509,12 @@ class Watched:
             key = Key(*self.name, name, self.baseline.until // DAY - 1)
             reading = readings.baseline(self.baseline.table(name), threshold)
             names = (*OUTCOMES, "flagged_share") if name == "all" else SLICE_ESTIMATES
-            out += [e for e in measure(reading, key, "", self.edges, None, names) if not e.reason]
+            by_day = self.baseline.days[name] if name == "all" else {}
+            days = days_of([readings.baseline(t, threshold) for _, t in sorted(by_day.items())]) if by_day else None
+            found = [e for e in measure(reading, key, "", self.edges, None, names, days) if not e.reason]
+            if days is not None:
+                self.spread = spread(found, len(days.sums))
+            out += found
         return tuple(out)
 
     def expected(self, metric: str, name: str = "all") -> Estimate | None:
@@ -488,7 +525,8 @@ class Watched:
         """Return the estimates a rule looks at: slice `all`; mature days only those after the validation."""
         key = Key(*self.name, "all", now // DAY)
         if basis == "scored":
-            found = measure(self.hours_reading(window, now), key, window, self.edges, self.reference, metrics)
+            reading, day = self.hours_reading(window, now), self._one_day(window)
+            found = measure(reading, key, window, self.edges, self.reference, metrics, day)
             return {e.metric: e for e in found}
         assert self.measured is not None
         days = mature_window(self.days, now, self.model.labels.longest, window)
@@ -498,7 +536,8 @@ class Watched:
             same = [e for e in self.measured.estimates if e.key.slice == "all" and e.window == window]
             return {e.metric: e for e in same if e.metric in metrics}
         reading = readings.mature(total([self.days[d]["all"] for d in after]), self.model.labels.rules)
-        return {e.metric: e for e in measure(reading, key, window, self.edges, None, metrics)}
+        found = measure(reading, key, window, self.edges, None, metrics, self._by_day(after, "all")[1])
+        return {e.metric: e for e in found}
 
     # Looking at whole days.
 

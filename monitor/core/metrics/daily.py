@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ Expected = tuple[float | None, float | None, float | None]
 
 _ROWS, _SCORE, _BRIER, _LOG_LOSS, _TN, _FP, _NEG, _FN, _TP, _POS, _PASSED, _FLAGGED = np.eye(12)
 _Y = _FN + _TP + _POS
+NOTHING = np.zeros(12)
+"""The sums of a day without rows."""
 
 
 class Ratio(NamedTuple):
@@ -56,6 +58,8 @@ _SIDES = np.stack([r.above for r in RATIOS.values()] + [r.below for r in RATIOS.
 _AREA = list(RATIOS).index("roc_auc")
 _BALLS = ("ece", "ece_width10")
 """What has a noise ball, which days widen by the design effect of the bias."""
+EXPECTED = (*RATIOS, *_BALLS)
+"""Metrics of which days say what to expect."""
 _BOUNDS = {"bias": (-math.inf, math.inf), "log_loss": (0.0, math.inf), **dict.fromkeys(_BALLS, (0.0, math.inf))}
 """Of intervals that are none of a logit, where they are not [0, 1]."""
 
@@ -85,6 +89,12 @@ def day_ranks(reading: Reading) -> Floats:
     """Return the negatives and the positives by the score, shape (2, 264), for the area under the ROC curve."""
     at = reading.bin >> _COARSE
     return np.stack([np.bincount(at, x, _RANKS) for x in (reading.neg, reading.pos)])
+
+
+def days_of(readings: Sequence[Reading]) -> Days:
+    """Return days from their readings, in their order."""
+    sums = np.array([day_sums(r) for r in readings]).reshape(-1, len(NOTHING))
+    return Days(sums, np.array([day_ranks(r) for r in readings]) if readings else None)
 
 
 def variances(days: Days) -> dict[str, tuple[float, int]]:
