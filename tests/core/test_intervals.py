@@ -1,5 +1,6 @@
 """Intervals against closed forms, brute force and simulation."""
 
+import doctest
 import math
 
 import numpy as np
@@ -8,14 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from monitor.core import intervals
 from monitor.core.intervals import (
     MIN_CLUSTERS,
     Measured,
+    bartlett,
+    clopper_pearson,
     cluster_variance,
     clustered,
     delong,
     effective,
+    jeffreys,
     logit_normal,
+    long_run_variance,
     noise_ball,
     normal,
     quantile,
@@ -257,3 +263,58 @@ def test_nothing_in_clusters():
     _, clusters = cluster_variance(0.0, groups, 6_400.0, 0.0)
     assert 45 < clusters < 90
     assert share(0.0, 6_400.0, None, groups) == (0, *wilson(0.0, clusters), 6_400, "")
+
+
+def test_examples():
+    """The examples in the docstrings are right."""
+    assert doctest.testmod(intervals).failed == 0
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.9, 0.95, 0.99]))
+def test_jeffreys_is_the_posterior(k, others, level):
+    """The ends cut equal tails off the posterior of Jeffreys' prior, and reach 0 and 1 where nothing or everything is counted."""
+    low, high = jeffreys(k, k + others, level)
+    posterior = stats.beta(k + 0.5, others + 0.5)
+    assert low == (0 if k == 0 else pytest.approx(posterior.ppf((1 - level) / 2), rel=1e-9))
+    assert high == (1 if others == 0 else pytest.approx(posterior.ppf((1 + level) / 2), rel=1e-9))
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0.9, 0.95, 0.99]))
+def test_clopper_pearson_is_exact(k, others, level):
+    """At each end the binomial tail is what the level leaves; a bound leaves all of it on one side."""
+    n = k + others
+    low, high = clopper_pearson(k, n, level)
+    assert stats.binom.cdf(k, n, high) == pytest.approx((1 - level) / 2)
+    assert stats.binom.sf(k - 1, n, low) == pytest.approx((1 - level) / 2 if k else 1)
+    assert clopper_pearson(k, n, level, "high") == (0, clopper_pearson(k, n, 2 * level - 1)[1])
+    assert clopper_pearson(k, n, level, "low") == (clopper_pearson(k, n, 2 * level - 1)[0], 1)
+    assert clopper_pearson(others, n, level) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
+def test_clopper_pearson_never_falls_short(p):
+    """Whatever the share, at least 95 % of all samples have it in their interval: summed, not simulated."""
+    k = np.arange(81)
+    inside = np.array([low <= p <= high for low, high in (clopper_pearson(int(i), 80) for i in k)])
+    assert stats.binom.pmf(k, 80, p)[inside].sum() >= 0.95
+
+
+def test_long_run_variance_of_known_rows():
+    """By hand: lags of 1 and 2 count 4/3 and 2/3, negative ones not at all, and columns are rows of their own."""
+    u = np.array([2.0, 1.0, -1.0, -2.0])
+    assert long_run_variance(u + 7) == pytest.approx((10 + 4 / 3 * (2 - 1 + 2)) / 3)
+    assert long_run_variance(np.array([1.0, -1.0, -1.0, 1.0])) == pytest.approx(4 / 3)
+    assert [long_run_variance(np.full(n, 3.0)) for n in (0, 1, 2, 9)] == [0, 0, 0, 0]
+    both = np.stack((u, u[::-1] * 3, [0, 5.0, -5, 0]), axis=1)
+    assert bartlett(both) == pytest.approx([float(bartlett(c)) for c in both.T])
+
+
+@pytest.mark.parametrize(("rho", "inflation"), [(0.0, 1.0), (0.3, 1 + 4 / 3 * 0.3 + 2 / 3 * 0.09)])
+def test_long_run_variance_of_many_days(rho, inflation):
+    """Of many days it is their variance times 1 + 4/3 rho + 2/3 rho**2; of 28 a fifth off it on average at most."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=20_000)
+    for i in range(1, len(x)):
+        x[i] = rho * x[i - 1] + math.sqrt(1 - rho * rho) * x[i]
+    assert long_run_variance(x) == pytest.approx(inflation, rel=0.05)
+    assert np.mean([long_run_variance(part) for part in x[: 28 * 700].reshape(-1, 28)]) == pytest.approx(inflation, rel=0.2)
