@@ -14,7 +14,11 @@ NOWCAST = ("prevalence", "bias", "recall", "precision")
 """What is estimated of the newest 28 days that are not mature and whose labels are complete enough."""
 EXPECTED_ESTIMATES = tuple(name for name, m in METRICS.items() if name in EXPECTED and (m.outcomes or name == "flagged_share"))
 """What is exported with what to expect and its design effect, for the slice `all` over 28 mature days."""
-_POINTS = ("psi", "psi_null", "mce", "mce_width10", "ece_noise_floor")
+_POINTS = (
+    *(f"{name}{end}" for name in ("psi", "js", "ks", "wasserstein") for end in ("", "_null")),
+    *("mce", "mce_width10", "ece_noise_floor", "partial_roc_auc"),
+    *(f"{loss}_{part}" for loss in ("brier", "log_loss") for part in ("refinement", "calibration")),
+)
 """Metrics that are numbers without an interval."""
 
 

@@ -283,6 +283,11 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
     return auc, s10 / rows_p + s01 / rows_n
 
 
+def _noise(bins: int) -> Floats:
+    """Return |N(0, 1)| of at most twice 15 bins by draw: of more than 15 the others are those of the draw before."""
+    return _NOISE[:bins] if bins <= len(_NOISE) else np.concatenate((_NOISE, np.roll(_NOISE, 1, axis=1)))[:bins]
+
+
 def noise_ball(spread: Floats, n: float, level: float) -> float:
     """Return the `level` quantile of sum_b |N(0, spread_b)| / n: how far noise alone moves a calibration error.
 
@@ -291,7 +296,7 @@ def noise_ball(spread: Floats, n: float, level: float) -> float:
     >>> round(noise_ball(np.array([100.0]), 100, 0.95), 2)
     0.2
     """
-    draws = np.sqrt(spread / n).astype(np.float32) @ _NOISE[: len(spread)]  # the sums of many rows might not fit
+    draws = np.sqrt(spread / n).astype(np.float32) @ _noise(len(spread))  # the sums of many rows might not fit
     rank = math.ceil(level * len(draws)) - 1
     draws.partition(rank)
     return float(draws[rank]) / math.sqrt(n)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monitor.core.days import Key
 from monitor.core.events import Ints
 from monitor.core.intervals import Measured, whole
-from monitor.core.metrics import calibration, confusion, drift, prevalence, ranking
+from monitor.core.metrics import calibration, confusion, decomposition, drift, fit, prevalence, ranking
 from monitor.core.metrics.counts import size
 from monitor.core.metrics.daily import RATIOS, Days, expected, own_variance, variances
 from monitor.core.readings import Reading
@@ -90,6 +90,59 @@ METRICS: dict[str, Metric] = {
         reference=True,
         help="What psi is on average without drift: (K - 1)(1/n + 1/m) for K bins, n rows and m baseline rows.",
     ),
+    "js": Metric(
+        drift.js,
+        outcomes=False,
+        edges=True,
+        decided=False,
+        reference=True,
+        help="Jensen-Shannon distance, in bits, of the scores and those of the baseline over its frozen calibration bins,"
+        " from 0 to 1; compare with js_null.",
+    ),
+    "js_null": Metric(
+        drift.js_null,
+        outcomes=False,
+        edges=True,
+        decided=False,
+        reference=True,
+        help="What js is on average without drift: sqrt((1/n + 1/m) / (8 ln 2)) times the mean of a chi variable of K - 1"
+        " degrees of freedom for K bins, n rows and m baseline rows.",
+    ),
+    "ks": Metric(
+        drift.ks,
+        outcomes=False,
+        edges=False,
+        decided=False,
+        reference=True,
+        help="Kolmogorov-Smirnov distance of the scores and those of the baseline: the largest difference of their distribution"
+        " functions on the grid of 2,107 bins; compare with ks_null.",
+    ),
+    "ks_null": Metric(
+        drift.ks_null,
+        outcomes=False,
+        edges=False,
+        decided=False,
+        reference=True,
+        help="What ks is on average without drift, or more where scores have many ties: .8687 sqrt(1/n + 1/m).",
+    ),
+    "wasserstein": Metric(
+        drift.wasserstein,
+        outcomes=False,
+        edges=False,
+        decided=False,
+        reference=True,
+        help="Wasserstein distance of the scores and those of the baseline: how far a score moved on average, in units of"
+        " the score; compare with wasserstein_null.",
+    ),
+    "wasserstein_null": Metric(
+        drift.wasserstein_null,
+        outcomes=False,
+        edges=False,
+        decided=False,
+        reference=True,
+        help="What wasserstein is on average without drift: sqrt(2/pi) sqrt(1/n + 1/m) times the integral of sqrt(F (1 -"
+        " F)), F the distribution function of the baseline.",
+    ),
     "prevalence": Metric(
         prevalence.prevalence,
         outcomes=True,
@@ -164,12 +217,75 @@ METRICS: dict[str, Metric] = {
         " About the rows whose outcome no verdict prevents.",
         about="seen",
     ),
+    "squared_calibration_error": Metric(
+        calibration.squared_calibration_error,
+        outcomes=True,
+        edges=True,
+        decided=False,
+        help="Debiased squared calibration error over the frozen bins: sum of n_b/n times the squared gap less what noise"
+        " adds to it; below 0 as often as not where the model is calibrated; interval: 95 % normal."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
+    ),
+    "offset": Metric(
+        fit.offset,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Calibration offset in logit: a of logit P(positive) = a + logit(score), so above 0 when scores are too low;"
+        " interval: 95 % Wald."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
+    ),
+    "slope": Metric(
+        fit.slope,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Calibration slope: b of logit P(positive) = a + b logit(score), below 1 when scores are too extreme;"
+        " interval: 95 % Wald."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
+    ),
+    "intercept": Metric(
+        fit.intercept,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Calibration intercept: a of logit P(positive) = a + b logit(score), to be read beside slope; interval: 95 % Wald."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
+    ),
+    "high_confidence_error_share": Metric(
+        confusion.high_confidence_error_share,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Share of the rows with a confidence max(p, 1 - p) of at least .8 that are of the other class; interval: 95 %"
+        " Wilson.",
+    ),
     "brier": Metric(
         calibration.brier,
         outcomes=True,
         edges=False,
         decided=False,
         help="Brier score: mean of (p - y)**2, exact; interval: 95 % normal.",
+    ),
+    "brier_refinement": Metric(
+        decomposition.brier_refinement,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="What isotonic regression on the grid of 2,107 bins leaves of brier: what the ranking by the scores cannot"
+        " tell; no interval.",
+    ),
+    "brier_calibration": Metric(
+        decomposition.brier_calibration,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="By how much isotonic regression on the grid lowers brier: what the values of the scores lose; above 0 by"
+        " noise alone, no interval.",
     ),
     "log_loss": Metric(
         calibration.log_loss,
@@ -179,6 +295,22 @@ METRICS: dict[str, Metric] = {
         help="Logarithmic loss: mean of -ln of the probability given to what happened, p clipped to [2**-52, 1 - 2**-52],"
         " exact; interval: 95 % normal.",
     ),
+    "log_loss_refinement": Metric(
+        decomposition.log_loss_refinement,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="What isotonic regression on the grid of 2,107 bins leaves of log_loss: what the ranking by the scores cannot"
+        " tell; no interval.",
+    ),
+    "log_loss_calibration": Metric(
+        decomposition.log_loss_calibration,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="By how much isotonic regression on the grid lowers log_loss: what the values of the scores lose; above 0 by"
+        " noise alone, no interval.",
+    ),
     "roc_auc": Metric(
         ranking.roc_auc,
         outcomes=True,
@@ -186,6 +318,22 @@ METRICS: dict[str, Metric] = {
         decided=False,
         help="Area under the ROC curve: P(a positive scores higher than a negative), scores of one of the 2,107 grid bins count"
         " as ties, a tie counts 1/2; interval: 95 % DeLong on the logit scale.",
+    ),
+    "partial_roc_auc": Metric(
+        ranking.partial_roc_auc,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Area under the ROC curve up to a false-positive rate of .1, standardised (McClish): .5 is chance, 1 perfect;"
+        " no interval.",
+    ),
+    "average_precision": Metric(
+        ranking.average_precision,
+        outcomes=True,
+        edges=False,
+        decided=False,
+        help="Average precision: the sum over thresholds of precision times the gain in recall, scores of one grid bin"
+        " count as ties; a ranking by chance has the prevalence; interval: 95 % normal of the logit.",
     ),
     "recall": Metric(
         confusion.recall,
@@ -223,6 +371,13 @@ METRICS: dict[str, Metric] = {
         decided=True,
         help="Share of the decided rows that were flagged and positive or not flagged and negative; compare with"
         " majority_share; interval: 95 % Wilson.",
+    ),
+    "balanced_accuracy": Metric(
+        confusion.balanced_accuracy,
+        outcomes=True,
+        edges=False,
+        decided=True,
+        help="Mean of recall and specificity (1 - fpr); always saying the same has .5; interval: 95 %, from those of the two.",
     ),
 }
 

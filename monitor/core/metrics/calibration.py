@@ -1,6 +1,7 @@
 """Whether a score of p means that a share p is positive. Bins are bins of P(positive), never of a confidence."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,9 +86,16 @@ def _rows(columns: Floats) -> Floats:
 
 
 @once
+def totals(reading: Reading) -> Floats:
+    """Return the same sums over all rows, shape (5 or 8,)."""
+    total: Floats = _columns(reading).sum(axis=1)
+    return total
+
+
+@once
 def _bias(reading: Reading) -> tuple[float, float]:
     """Return mean p - mean y and its variance."""
-    columns = _columns(reading).sum(axis=1)
+    columns = totals(reading)
     n, y, p = columns[:3].tolist()
     return (p - y) / n, float(_spread(columns)) / (n * n)
 
@@ -146,6 +154,32 @@ def ece_noise_floor(reading: Reading, edges: Ints) -> Measured:
     columns = sums(reading, edges)
     value = math.sqrt(2 / math.pi) * float(np.sqrt(columns[3]).sum()) / float(columns[0].sum())
     return Measured(value, None, None, whole(size(reading)))
+
+
+def squared_calibration_error(reading: Reading, edges: Ints) -> Measured | str:
+    """Return sum_b n_b / n ((mean y - mean p)**2 - r (1 - r) / (n_b - 1)), r = mean y, over the bins with two rows or more.
+
+    What noise adds to the squared gap on average is taken away, so it is below 0 as often as not where the model is
+    calibrated (Broecker 2012; Kumar, Liang and Ma, NeurIPS 2019). Of a squared gap g**2 with noise of variance s the variance
+    is 4 g**2 s + 2 s**2. Of weighted rows n_b is the effective number; clusters raise the noise by the design effect of the bias.
+    """
+    columns, effect = sums(reading, edges), design_effect(reading)
+    rows = _rows(columns)
+    used = rows >= 2 - 1e-9
+    n, y, p = columns[:3] * used
+    total = float(n.sum())
+    if not total:
+        return "low_n"
+    share, n, factor = n / total, n + ~used, 1.0 if isinstance(effect, str) else effect
+    r = y / n
+    square = ((y - p) / n) ** 2 - factor * (r - r * r) / np.maximum(rows - 1, 1)
+    value, of = float(share @ square), whole(size(reading))
+    if isinstance(effect, str):
+        return Measured(value, None, None, of, effect)
+    noise = factor * _spread(columns) / (n * n)
+    least = 2 * (share * noise) @ (share * noise)  # of a calibrated model; squares may add up to less than 0
+    variance = max(least, least + 4 * (share * square) @ (share * noise))
+    return Measured(value, *normal(value, float(variance)), of)
 
 
 def _mce(reading: Reading, edges: Ints, min_n: int) -> Measured | str:
@@ -212,7 +246,10 @@ def log_loss(reading: Reading, _: object = None) -> Measured | str:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One bin of a reliability diagram: scores in [lower, upper), the last one closed; None where it holds no rows."""
+    """One bin of a reliability diagram: scores in [lower, upper), the last one closed; None where it holds no rows.
+
+    `gap` is observed - mean score, and `contribution` what the bin adds to the calibration error.
+    """
 
     lower: float
     upper: float
@@ -221,6 +258,8 @@ class Bin:
     observed: float | None
     low: float | None
     high: float | None
+    gap: float | None
+    contribution: float
 
 
 def reliability(reading: Reading, edges: Ints | None, width: bool = False) -> list[Bin]:
@@ -236,13 +275,27 @@ def reliability(reading: Reading, edges: Ints | None, width: bool = False) -> li
     n, y, p = columns[:3]
     rows = np.maximum(n, 1.0)
     independent = _rows(columns) / (1.0 if isinstance(effect, str) else effect)
-    found = np.stack((p / rows, y / rows, *wilson(y * (independent / rows), independent))).T.tolist()
+    ends = wilson(y * (independent / rows), independent)
+    found = np.stack((p / rows, y / rows, *ends, (y - p) / rows, np.abs(y - p) / max(1.0, float(n.sum())))).T.tolist()
     bounds = [*EDGES[first].tolist(), 1.0]
     bins = []
-    for lower, upper, k, (mean, observed, low, high) in zip(bounds, bounds[1:], _rows(columns).tolist(), found, strict=False):
-        ends = (None, None) if isinstance(effect, str) else (low, high)
-        bins.append(Bin(lower, upper, whole(k), mean, observed, *ends) if k else Bin(lower, upper, 0, None, None, None, None))
+    for lower, upper, k, numbers in zip(bounds, bounds[1:], _rows(columns).tolist(), found, strict=False):
+        if k and isinstance(effect, str):
+            numbers[2:4] = None, None
+        bins.append(Bin(lower, upper, whole(k), *numbers) if k else Bin(lower, upper, 0, None, None, None, None, None, 0.0))
     return bins
+
+
+def ece_by_bins(reading: Reading, edges: Ints | None) -> dict[str, Measured]:
+    """Return the calibration error over the frozen edges, where there are some, and over 10, 15 and 30 equal widths."""
+    forms = {"frozen": edges} | {f"width{k}": edges_of_width(k) for k in (10, 15, 30)}
+    return {name: ece(reading, e) for name, e in forms.items() if e is not None}
+
+
+def survives(found: Mapping[str, Measured], limit: float) -> bool | None:
+    """Return whether calibration errors agree that it is above the limit or that it need not be; None without intervals."""
+    above = {None if e.low is None else e.low > limit for e in found.values()}
+    return None if None in above else len(above) == 1
 
 
 def top_label_ece(reading: Reading) -> float | None:

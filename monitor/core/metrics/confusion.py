@@ -1,13 +1,20 @@
 """What the verdicts were worth: counts of decisions against outcomes. Rows that nobody decided about are left out."""
 
+import math
+
 import numpy as np
 
-from monitor.core.intervals import Measured, share
-from monitor.core.metrics.counts import FN, FP, TN, TP, groups_of, outcomes, roles, share_of, spread_of
+from monitor.core.events import Bools, Floats
+from monitor.core.intervals import Measured, Spread, share, whole, wilson
+from monitor.core.metrics.calibration import design_effect
+from monitor.core.metrics.counts import FN, FP, TN, TP, groups_of, outcomes, roles, share_of, size, spread_of
 from monitor.core.readings import Reading
 
 MIN_MISSES = 10
 """With fewer positives found among rows that are only sometimes looked at, recall is too high by .005 to .02 on average."""
+
+HIGH = 0.8
+"""A confidence max(p, 1 - p) of this or more is high."""
 
 
 def confusion(reading: Reading) -> tuple[float, float, float, float]:
@@ -69,3 +76,68 @@ def fpr(reading: Reading, _: object = None) -> Measured | str:
 def accuracy(reading: Reading, _: object = None) -> Measured | str:
     """Return the share of decided rows that were flagged and positive or not flagged and negative."""
     return share_of(reading, TP + TN, FP + FN)
+
+
+def balanced_accuracy(reading: Reading, _: object = None) -> Measured | str:
+    """Return the mean of recall and specificity, with the interval that theirs make (Donner and Zou 2012, the method MOVER).
+
+    The errors of two independent shares add up by their squares; with clusters they may go together and add up as they are.
+    """
+    hits, passed = recall(reading), share_of(reading, TN, FP, "no_negatives")
+    if isinstance(hits, str) or isinstance(passed, str):
+        return hits if isinstance(hits, str) else str(passed)
+    value, n = (hits.value + passed.value) / 2, whole(size(reading))
+    if hits.low is None or hits.high is None or passed.low is None or passed.high is None:
+        return Measured(value, None, None, n, hits.interval_reason or passed.interval_reason)
+    both = math.hypot if reading.groups is None else float.__add__
+    below, above = (
+        both(hits.value - hits.low, passed.value - passed.low),
+        both(hits.high - hits.value, passed.high - passed.value),
+    )
+    return Measured(value, value - below / 2, value + above / 2, n)
+
+
+def errors(reading: Reading) -> tuple[Floats, Bools]:
+    """Return by cell the rows of another class than the likelier one, and whether max(p, 1 - p) is at least `HIGH`."""
+    p = reading.score
+    # A mean of equal scores is off by some ulps, which must not carry it over the edge.
+    return np.where(p >= 0.5, reading.neg, reading.pos), np.maximum(p, 1.0 - p) >= HIGH - 1e-9
+
+
+def high_confidence_error_share(reading: Reading, _: object = None) -> Measured | str:
+    """Return the share of the rows with a confidence max(p, 1 - p) of at least `HIGH` that are of the other class.
+
+    Clusters widen the interval by the design effect of the bias.
+    """
+    wrong, high = errors(reading)
+    n, k = float(reading.n[high].sum()), float(wrong[high].sum())
+    if n <= 0:
+        return "no_high_confidence"
+    if reading.spread is None:
+        return _cell_share(reading, k, n, None)
+    neg2, pos2, both = reading.spread[:, high]
+    sides = np.where(reading.score[high] >= 0.5, (neg2, pos2), (pos2, neg2)).sum(axis=1).tolist()
+    return _cell_share(reading, k, n, (*sides, float(both.sum())))
+
+
+def errors_at_high_confidence(reading: Reading) -> Measured | str:
+    """Return the share of the rows of another class than the likelier one whose confidence is at least `HIGH`."""
+    wrong, high = errors(reading)
+    n, k = float(wrong.sum()), float(wrong[high].sum())
+    if n <= 0:
+        return "no_errors"
+    if reading.spread is None:
+        return _cell_share(reading, k, n, None)
+    squares = np.where(reading.score >= 0.5, reading.spread[0], reading.spread[1])
+    return _cell_share(reading, k, n, (float(squares[high].sum()), float(squares[~high].sum()), 0.0))
+
+
+def _cell_share(reading: Reading, k: float, n: float, spread: Spread | None) -> Measured:
+    """Return a share of cells; groups of clusters do not know scores, so the design effect of the bias stands for theirs."""
+    found, effect = share(k, n, spread), design_effect(reading)
+    if isinstance(effect, str):
+        return found._replace(low=None, high=None, interval_reason=effect)
+    if effect == 1.0:
+        return found
+    low, high = wilson(k / effect, n / effect)
+    return found._replace(low=low, high=high)

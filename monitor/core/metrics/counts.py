@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def once(function: F) -> F:
-    """Return a function of one or two arguments with its last result remembered, because many metrics read the same sums.
+    """Return a function of one to three arguments with its last result remembered, because many metrics read the same sums.
 
     Arguments are compared by identity: readings and edges are never changed in place.
     """
@@ -30,7 +30,8 @@ def once(function: F) -> F:
     def remembered(*args: Any) -> Any:
         nonlocal last
         seen, value = last  # read and replaced as a whole, so two threads at most compute the same twice
-        if seen[0] is args[0] and seen[-1] is args[-1]:
+        middle = len(args) // 2
+        if seen[0] is args[0] and seen[middle] is args[middle] and seen[-1] is args[-1]:
             return value
         value = function(*args)
         last = (args, value)

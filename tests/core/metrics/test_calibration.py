@@ -196,8 +196,8 @@ def test_d17_empty_bins_stay(table):
     bins = c.reliability(_read(table, [0.9, 0.8, 0.2], [1, 1, 0]), None, width=True)
     assert [(b.lower, b.upper) for b in bins] == [(k / 10, (k + 1) / 10) for k in range(10)]
     assert [b.n for b in bins] == [0, 0, 1, 0, 0, 0, 0, 0, 1, 1]
-    assert bins[0] == c.Bin(0.0, 0.1, 0, None, None, None, None)
-    assert bins[9] == c.Bin(0.9, 1.0, 1, 0.9, 1.0, *wilson(1.0, 1.0))
+    assert bins[0] == c.Bin(0.0, 0.1, 0, None, None, None, None, None, 0.0)
+    assert bins[9] == c.Bin(0.9, 1.0, 1, 0.9, 1.0, *wilson(1.0, 1.0), pytest.approx(0.1), pytest.approx(0.1 / 3))
 
 
 def test_reliability_without_rows_or_edges(table):
@@ -417,3 +417,75 @@ def test_reliability_of_weighted_rows(table):
     found = c.reliability(r, None, width=True)[2]
     assert (found.n, found.observed) == (40, pytest.approx(0.25))
     assert (found.low, found.high) == pytest.approx(wilson(10, 40))
+
+
+@pytest.mark.parametrize("name", ["calib40", "miscal60"])
+def test_debiased_squared_error_of_the_vectors(table, vector, name):
+    """The debiased squared error is the vectors'; where the model is calibrated it is below 0."""
+    inputs, expected = vector(name)
+    r = _read(table, inputs["scores"], inputs["labels"])
+    edges = np.searchsorted(EDGES, [0.0, *map(next_edge, expected["edges"])]) if "edges" in expected else edges_of_width(5)
+    found = c.squared_calibration_error(r, edges)
+    assert found.value == pytest.approx(expected["ece_l2_debiased_sq_kumar"], abs=1e-9)
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("n", [500, 5_000])
+def test_squared_error_has_no_bias(table, n):
+    """Over 400 runs its mean is that of the model; its interval holds that in 92 to 99 %, or more where there is no error."""
+    rng = np.random.default_rng(51)
+    edges = edges_of_width(10)
+    for power in (1.0, 1.5):
+        p = np.linspace(0, 1, 100_001)[:-1] + 5e-6
+        truth = np.mean(np.array([(x**power - x).mean() for x in np.split(p, 10)]) ** 2)
+        found = []
+        for _ in range(400):
+            score = rng.random(n)
+            found.append(c.squared_calibration_error(_read(table, score, rng.random(n) < score**power), edges))
+        values = np.array([e.value for e in found])
+        assert abs(values.mean() - truth) < 3 * values.std() / 20
+        assert 0.92 <= np.mean([e.low <= truth <= e.high for e in found]) <= (1.0 if power == 1 else 0.99)
+
+
+def test_squared_error_needs_two_rows_in_a_bin(table):
+    """Bins of one row are left out, because their noise cannot be told; when all are, there is no number."""
+    score, y = [0.05, 0.15, 0.15, 0.95], [0, 1, 0, 1]
+    both = c.squared_calibration_error(_read(table, score, y), edges_of_width(10))
+    assert both.value == pytest.approx(0.35**2 - 0.25)
+    assert c.squared_calibration_error(_read(table, [0.05, 0.15], [0, 1]), edges_of_width(10)) == "low_n"
+
+
+def test_contributions_add_up(table):
+    """The contributions of all bins add up to the calibration error, and each is its share of the rows times its gap."""
+    r = _read(table, *_world(52))
+    edges = c.calibration_edges(r)
+    for width, ece in ((False, c.ece(r, edges)), (True, c.ece_width10(r))):
+        bins = c.reliability(r, edges, width)
+        assert sum(b.contribution for b in bins) == pytest.approx(ece.value, rel=1e-12)
+        for b in bins:
+            if b.n:
+                assert b.gap == pytest.approx(b.observed - b.mean_score, abs=1e-12)
+                assert b.contribution == pytest.approx(b.n / 5_000 * abs(b.gap), rel=1e-12)
+
+
+def test_conclusion_under_other_bins(table):
+    """A large error survives 10, 15 and 30 bins and so does its absence; between them it depends on the bins."""
+    r = _read(table, *_world(53, 20_000))
+    found = c.ece_by_bins(r, c.calibration_edges(r))
+    assert list(found) == ["frozen", "width10", "width15", "width30"]
+    for k in (10, 15, 30):
+        assert found[f"width{k}"].value == pytest.approx(_plain_ece(*_world(53, 20_000), np.arange(k + 1) / k)[0], rel=1e-9)
+    assert c.survives(found, 0.0) is c.survives(found, 0.5) is True
+    lows = sorted(e.low for e in found.values())
+    assert lows[0] < lows[-1]
+    assert c.survives(found, (lows[0] + lows[-1]) / 2) is False
+    assert list(c.ece_by_bins(r, None)) == ["width10", "width15", "width30"]
+    unknown = replace(r, groups=np.full((64, 2, 6), np.nan))
+    assert c.survives(c.ece_by_bins(unknown, None), 0.0) is None
+
+
+def test_noise_ball_of_thirty_bins():
+    """The ball of 30 bins is the quantile of their noise within 2 %, though there are draws for 15."""
+    spread = np.random.default_rng(54).gamma(2, 30, 30)
+    draws = np.abs(np.random.default_rng(55).standard_normal((100_000, 30))) @ np.sqrt(spread)
+    assert noise_ball(spread, 1_000, 0.99) == pytest.approx(np.quantile(draws, 0.99) / 1_000, rel=0.02)

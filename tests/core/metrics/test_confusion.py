@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, f1_score, precision_score, recall_score
 
 from monitor.core.events import ABSTAIN, BLOCK, FLAG, NONE, PASS, REVIEW
 from monitor.core.intervals import logit_normal, share, wilson
@@ -191,3 +191,81 @@ def test_recall_covers_the_population(table):
         inside += not isinstance(found, str) and found.low <= recall <= found.high
     assert none == 0
     assert inside >= 180
+
+
+def test_balanced_accuracy(table, vector):
+    """It is scikit-learn's, .5 for always saying the same, and undefined where one of its halves is."""
+    rng = np.random.default_rng(41)
+    score = rng.random(400)
+    y = (rng.random(400) < score**2).astype(np.int8)
+    assert c.balanced_accuracy(known(table(score, y, 0.5))).value == pytest.approx(balanced_accuracy_score(y, score >= 0.5))
+    inputs, expected = vector("assessment_lecture_majority")
+    assert c.balanced_accuracy(_counts(**inputs)).value == expected["balanced_accuracy"]
+    assert c.balanced_accuracy(_counts(0, 3, 0, 2)) == "no_positives"
+    assert c.balanced_accuracy(_counts(3, 0, 2, 0)) == "no_negatives"
+
+
+@pytest.mark.parametrize("prevalence", [0.03, 0.5])
+def test_interval_of_balanced_accuracy_covers(table, prevalence):
+    """The 95 % interval holds the truth in 92 to 98 % of 400 runs, few positives or many."""
+    rng = np.random.default_rng(42)
+    found = []
+    for _ in range(400):
+        y = rng.random(1_000) < prevalence
+        found.append(c.balanced_accuracy(known(table(np.where(rng.random(1_000) < np.where(y, 0.8, 0.1), 0.9, 0.1), y, 0.5))))
+    assert 0.92 <= np.mean([e.low <= 0.85 <= e.high for e in found]) <= 0.98
+
+
+def test_balanced_accuracy_of_clusters(table):
+    """Clusters widen the interval at least to what their rows' worth would give, errors of the halves added up."""
+    rng = np.random.default_rng(43)
+    score, cluster = rng.random(300), rng.integers(1, 2**32, 300)
+    y = (rng.random(300) < score).astype(np.int8)
+    r = known(table(score.repeat(8), y.repeat(8), 0.5, cluster=cluster.repeat(8)))
+    wide, narrow = c.balanced_accuracy(r), c.balanced_accuracy(replace(r, groups=None))
+    assert wide.value == narrow.value
+    assert 2 < (wide.high - wide.low) / (narrow.high - narrow.low) < 5
+    hits = c.recall(r)
+    assert wide.value - wide.low > (hits.value - hits.low) / 2
+    unknown = c.balanced_accuracy(replace(r, groups=np.full_like(r.groups, np.nan)))
+    assert (unknown.low, unknown.interval_reason) == (None, "clustered")
+
+
+def test_confidence_article_75cases(vector):
+    """Of the article's nine errors four have a confidence of .8 or more, which is their share of the rows that do."""
+    inputs, expected = vector("confidence_article_75cases")
+    n, p = (np.array([b[k] for b in inputs["bins"]]) for k in ("n", "confidence"))
+    neg = np.array(expected["errors_rounded"], float)
+    order = np.argsort(p)
+    n, p, neg = n[order], p[order], neg[order]
+    r = Reading("known", np.array([1, 2, 3]), np.full(3, NONE, np.uint8), n, p, neg, n - neg, (0.0, 0.0), 0.0)
+    wrong, high = c.errors(r)
+    assert wrong[high].sum() == expected["high_conf_errors"]
+    assert wrong[high].sum() / wrong.sum() == pytest.approx(expected["high_conf_error_share"], abs=1e-9)
+    assert c.high_confidence_error_share(r)[:4] == pytest.approx((4 / 55, *wilson(4.0, 55.0), 55))
+
+
+def test_high_confidence_counts_both_ends(table):
+    """A confidence of .8 is high at both ends, .2 and .8, whatever sums of equal scores round to; none is a reason."""
+    score = np.array([0.2] * 30 + [0.21] * 30 + [0.79] * 30 + [0.8] * 30 + [1.0, 0.0])
+    y = np.array(([1] * 3 + [0] * 27) * 2 + ([0] * 5 + [1] * 25) * 2 + [0, 1])
+    found = c.high_confidence_error_share(known(table(score, y)))
+    assert found[:4] == pytest.approx((10 / 62, *wilson(10.0, 62.0), 62))
+    assert c.high_confidence_error_share(known(table([0.3, 0.6], [0, 1]))) == "no_high_confidence"
+
+
+def test_high_confidence_of_weights_and_clusters(table):
+    """Weights count errors as the rows they stand for, and equal ones change no value; clusters widen the interval."""
+    rng = np.random.default_rng(44)
+    score = rng.beta(1, 4, 3_000)
+    y = (rng.random(3_000) < score).astype(np.int8)
+    plain = c.high_confidence_error_share(known(table(score, y)))
+    equal = c.high_confidence_error_share(mature(table(score, y, label_prob=np.full(3_000, 0.25)), UNKNOWN))
+    assert (equal.value, equal.n) == (pytest.approx(plain.value), plain.n)
+    assert (equal.low, equal.high) == pytest.approx(
+        logit_normal(plain.value, plain.value * (1 - plain.value) / plain.n), rel=1e-3
+    )
+    r = known(table(score.repeat(6), y.repeat(6), cluster=rng.integers(1, 2**32, 3_000).repeat(6)))
+    wide, narrow = c.high_confidence_error_share(r), c.high_confidence_error_share(replace(r, groups=None))
+    assert wide.value == narrow.value == pytest.approx(plain.value)
+    assert 1.8 < (wide.high - wide.low) / (narrow.high - narrow.low) < 3.5

@@ -20,9 +20,10 @@ NEGATIVE = (LabelRule("negative"),) * 6
 UNKNOWN = (LabelRule("unknown"),) * 6
 
 KEY = Key("m", "1", "all", 20_000)
-SCORED = ["flagged_share", "mean_score", "psi", "psi_null"]
-DECIDED = {"flagged_share", "recall", "precision", "f1", "fpr", "accuracy"}
-BASELINED = {"psi", "psi_null", "ece", "mce", "ece_noise_floor"}
+DRIFT = [f"{name}{end}" for name in ("psi", "js", "ks", "wasserstein") for end in ("", "_null")]
+SCORED = ["flagged_share", "mean_score", *DRIFT]
+DECIDED = {"flagged_share", "recall", "precision", "f1", "fpr", "accuracy", "balanced_accuracy"}
+BASELINED = {*DRIFT, "ece", "mce", "ece_noise_floor", "squared_calibration_error"}
 
 
 def _mixed(table, n=500, threshold=0.5):
@@ -78,8 +79,9 @@ def test_d05_one_class(table):
     r = known(table(score, np.zeros(500), 0.5))
     found = {e.metric: e for e in measure(r, KEY, "7d")}
     assert {name: e.reason for name, e in found.items() if e.reason and name not in BASELINED} == {
-        "roc_auc": "one_class",
-        "recall": "no_positives",
+        **dict.fromkeys(("roc_auc", "partial_roc_auc", "offset", "slope", "intercept"), "one_class"),
+        **dict.fromkeys(("recall", "balanced_accuracy", "average_precision"), "no_positives"),
+        "high_confidence_error_share": "no_high_confidence",
         "f1": "no_positives",
         "precision": "no_flagged",
     }
@@ -156,7 +158,11 @@ ROWS = st.tuples(
     st.sampled_from([0, 1, 2, 3]),
 )
 RULE = st.builds(LabelRule, st.sampled_from(["negative", "unknown"]), st.booleans())
-POINTS = {"psi", "psi_null", "mce", "mce_width10", "ece_noise_floor"}
+POINTS = {
+    *DRIFT,
+    *("mce", "mce_width10", "ece_noise_floor", "partial_roc_auc"),
+    *(f"{loss}_{part}" for loss in ("brier", "log_loss") for part in ("refinement", "calibration")),
+}
 
 
 @given(st.lists(ROWS, max_size=40), st.tuples(*[RULE] * 6), st.booleans(), st.booleans())
@@ -192,7 +198,10 @@ def test_variances_of_counts_change_nothing(table, threshold):
 
 
 NEVER = tuple(LabelRule("unknown", never=v == BLOCK) for v in range(6))
-SEEN = {"bias", "ece", "mce", "ece_noise_floor", "ece_width10", "mce_width10"}
+SEEN = {
+    *("bias", "ece", "mce", "ece_noise_floor", "ece_width10", "mce_width10", "squared_calibration_error"),
+    *("offset", "slope", "intercept"),
+}
 
 
 def test_prevented_outcomes(table):

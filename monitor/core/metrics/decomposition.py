@@ -1,0 +1,64 @@
+"""What of a loss is lack of refinement and what is lack of calibration, as isotonic regression tells them apart (CORP)."""
+
+import numpy as np
+
+from monitor.core.events import Floats
+from monitor.core.intervals import Measured, whole
+from monitor.core.metrics.counts import once, size
+from monitor.core.metrics.ranking import by_bin
+from monitor.core.readings import Reading
+
+
+def pool(k: Floats, n: Floats) -> Floats:
+    """Return the sums of k and n over the blocks of the isotonic regression of k / n, shape (2, blocks).
+
+    Pool adjacent violators: neighbours whose shares do not rise belong to one block (Ayer et al. 1955). All runs of such
+    neighbours are pooled at once until there are none; in which order they are does not matter.
+
+    >>> pool(np.array([0.0, 2.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0, 1.0])).tolist()
+    [[0.0, 3.0, 1.0], [2.0, 4.0, 1.0]]
+    """
+    sums = np.array((k, n))
+    while True:
+        k, n = sums
+        begins = np.ones(len(k), bool)
+        np.greater(k[1:] * n[:-1], k[:-1] * n[1:], out=begins[1:])
+        if begins.all():
+            return sums
+        sums = np.add.reduceat(sums, begins.nonzero()[0], axis=1)
+
+
+@once
+def refined(reading: Reading) -> tuple[float, float]:
+    """Return the Brier score and the log loss that the scores have after isotonic regression on the bins of the grid."""
+    neg, pos = by_bin(reading)
+    k, n = pool(pos, neg + pos)
+    total, rest = float(n.sum()), n - k
+    mixed = (k > 0) & (rest > 0)
+    k, n, rest = k[mixed], n[mixed], rest[mixed]
+    return float(k @ (rest / n)) / total, -float(k @ np.log(k / n) + rest @ np.log(rest / n)) / total
+
+
+def _point(reading: Reading, value: float) -> Measured:
+    return Measured(value, None, None, whole(size(reading)))
+
+
+def brier_refinement(reading: Reading, _: object = None) -> Measured:
+    """Return the Brier score after isotonic regression: what the scores' ranking cannot tell."""
+    return _point(reading, refined(reading)[0])
+
+
+def brier_calibration(reading: Reading, _: object = None) -> Measured:
+    """Return by how much isotonic regression lowers the Brier score."""
+    return _point(reading, reading.losses[0] / float(reading.n.sum()) - refined(reading)[0])
+
+
+def log_loss_refinement(reading: Reading, _: object = None) -> Measured:
+    """Return the log loss after isotonic regression."""
+    return _point(reading, refined(reading)[1])
+
+
+def log_loss_calibration(reading: Reading, _: object = None) -> Measured | str:
+    """Return by how much isotonic regression lowers the log loss."""
+    n = float(reading.n.sum())
+    return "degenerate" if reading.clipped >= n else _point(reading, reading.losses[1] / n - refined(reading)[1])
