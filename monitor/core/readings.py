@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from monitor.core.delays import Completeness
 from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats, Ints
+from monitor.core.quantify import Classes, Quantified, classes, corrected
 from monitor.core.tables import EDGES, EMPTY, GROUP_COLUMNS, GROUPS, TINY, Table, log_losses, weights_of
 
 ACTING = ("scored", "mature")
@@ -18,6 +19,7 @@ ACTING = ("scored", "mature")
 _ENOUGH = 0.8
 _COMPLETE = 0.3
 _EFFECTIVE = 50
+_HALF = 0.5
 _ROLE = np.where(np.arange(len(VERDICTS)) == NONE, 2, FLAGGED)
 """Per verdict the position of its column in Table.groups: not flagged, flagged, nobody decided."""
 
@@ -372,6 +374,35 @@ def _to_be_missed(verdict: NDArray[np.uint8], w: NDArray[Any], n: Floats, never:
 
     parts = reason(FLAGGED[verdict]), reason(~FLAGGED[verdict])
     return parts[0], next((r for r in ("unidentified", "prevented") if r in parts), "")
+
+
+def promised(table: Table) -> Classes:
+    """Return how the scores of both classes are spread in validation outcomes."""
+    r = known(table)
+    return classes(r.bin, r.neg, r.pos)
+
+
+def estimated(live: Reading, validation: Classes, found: Quantified | str) -> Reading:
+    """Return scored rows with their probabilities for outcomes, once these are corrected for the prevalence that was `found`.
+
+    It holds while only prevalence changed since the validation: else the reason is `label_shift_rejected`. Of outcomes that
+    scores imply calibration has no error, so only shares of decisions may be measured. `spread` is the variance of outcomes
+    around their probabilities and the error of the prevalence, which all rows share: its square is shared out among the cells
+    by size, as in `nowcast`.
+    """
+    reason = found if isinstance(found, str) else "" if found.fits else "label_shift_rejected"
+    if isinstance(found, str) or reason:
+        return replace(live, basis="estimated", reason=reason, flagged_reason=reason)
+    # At the ends a logit is infinite; half a row more is within what is known of it.
+    now = min(max(found.value, _HALF / found.n), 1 - _HALF / found.n)
+    p = corrected(live.score, validation.prevalence, now)
+    pos, variance = live.n * p, live.n * p * (1 - p)
+    error = variance * math.sqrt(found.variance) / (now * (1 - now))
+    spread = variance + error * error.sum()
+    # Cluster groups do not know scores by cell, so nothing of them can be corrected.
+    groups = None if live.groups is None else np.full_like(live.groups, np.nan)
+    both = np.stack((spread, spread, -spread))
+    return replace(live, basis="estimated", score=p, neg=live.n - pos, pos=pos, spread=both, groups=groups)
 
 
 def baseline(table: Table, threshold: float | None) -> Reading:

@@ -43,10 +43,16 @@ UNDEFINED = {
     "prevented": "What was decided keeps the outcomes of some of the rows from ever being seen.",
     "few_days": "Fewer than seven days came before it to compare it with.",
     "low_traffic": "The version has at most .05 of its model's traffic, so none of the false-alarm budget is spent on it.",
+    "few_outcomes": "The baseline has fewer than 200 positives or fewer than 200 negatives.",
+    "few_scores": "The scores of the baseline take too few values to tell a change of prevalence from others.",
+    "unseparated": "Both classes have the same scores in the baseline, so scores say nothing of prevalence.",
+    "label_shift_rejected": "The scores cannot be explained by a change of prevalence alone.",
+    "few_compared_days": "Fewer than 7 mature days have both an estimate made without labels and outcomes.",
     "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
 }
 
 NO_INTERVAL = {
+    "label_shift_rejected": "The scores cannot be explained by a change of prevalence alone.",
     "few_clusters": "The rows come from fewer than 20 effective clusters.",
     "clustered": "The rows are clustered, and what that does to an interval or to evidence over days cannot be told.",
 }
