@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from monitor.core.before_labels import ESTIMATED
 from monitor.core.metrics import METRICS
 from monitor.core.metrics.daily import EXPECTED
 
@@ -49,6 +50,20 @@ def _estimates() -> dict[str, Series]:
                 out[f"scorewatch_nowcast_{name}_{end}"] = Series(
                     "gauge", _WINDOW, f"Interval of scorewatch_nowcast_{name}: its {end} end."
                 )
+        if name in ESTIMATED:
+            guess = "From the scores and the baseline, as if only prevalence had changed; no measurement: "
+            out[f"scorewatch_estimated_{name}"] = Series("gauge", _WINDOW, f"{guess}{metric.help.split(';')[0].rstrip('.')}.")
+            for end in ("low", "high"):
+                out[f"scorewatch_estimated_{name}_{end}"] = Series(
+                    "gauge",
+                    _WINDOW,
+                    f"Interval of scorewatch_estimated_{name}, at least as wide as earlier errors: its {end} end.",
+                )
+            out[f"scorewatch_estimated_{name}_bias"] = Series(
+                "gauge",
+                _WINDOW,
+                f"What scorewatch_estimated_{name} was worth: estimated less matured, mean of whole mature days.",
+            )
         if metric.outcomes or name == "flagged_share":
             promise = f"What validation promised, under the current policy: {metric.help}"
             out[f"scorewatch_baseline_{name}"] = Series("gauge", (*_VERSION, "slice"), promise)

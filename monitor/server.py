@@ -305,7 +305,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     estimates: dict[tuple[str, str], dict[str, Any]] = {}
     for e in s.estimates:
         where = estimates.setdefault((e.key.model, e.key.version), {}).setdefault(e.key.slice, {})
-        where.setdefault(e.window or e.basis, {})[e.metric] = number(e)
+        where.setdefault(e.basis if e.basis == "estimated" else e.window or e.basis, {})[e.metric] = number(e)
     return {
         "at": None if s.at is None else iso(s.at),
         "problem": s.problem or None,
@@ -381,7 +381,7 @@ def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, 
         "estimates": {
             e.metric: number(e)
             for e in s.estimates
-            if e.key[:3] == (v.model, v.version, name) and e.window == window and "ce" in e.metric
+            if e.key[:3] == (v.model, v.version, name) and e.window == window and e.basis != "estimated" and "ce" in e.metric
         },
     }
 

@@ -16,6 +16,7 @@ from monitor.config import Model
 from monitor.core import baseline as baselines
 from monitor.core import detectors, readings
 from monitor.core.baseline import Baseline
+from monitor.core.before_labels import Error, before_labels, errors, off, worth
 from monitor.core.days import (
     MATURE,
     RECENT,
@@ -35,6 +36,7 @@ from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
 from monitor.core.metrics import METRICS, Estimate, measure, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.policy import Policy
+from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
 from monitor.core.rules import Rule
 from monitor.core.snapshot import Detection, Version
@@ -122,9 +124,11 @@ class Watched:
 
     `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
     often each policy was named in them, `days` the tables of the last 28 mature days by slice, `sums` what `summed` makes of
-    them (beside them), `open` those of the slice `all` of days that are not mature, `seen` when its last event came. `stale`
-    hours are counted anew. `spread` is how much more the days of the baseline differ than independent rows would. `unwritten`
-    is an observed baseline that could not be written yet, and `problem` why.
+    them (beside them), `open` those of the slice `all` of days that are not mature, `seen` when its last event came.
+    `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
+    missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `spread` is how much more the
+    days of the baseline differ than independent rows would. `unwritten` is an observed baseline that could not be written yet,
+    and `problem` why.
     """
 
     store: Store
@@ -141,6 +145,9 @@ class Watched:
     revision: int = 0
     measured: Mature | None = None
     ahead: Ahead | None = None
+    validation: Classes | None = None
+    off: dict[int, tuple[Table, Mapping[str, float]]] = field(default_factory=dict)
+    errors: Mapping[str, Error] = field(default_factory=dict)
     promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
     spread: Mapping[str, float] = field(default_factory=dict)
     histogram: NDArray[np.float64] | None = None
@@ -250,6 +257,7 @@ class Watched:
     def _use(self, baseline: Baseline | None) -> None:
         self.baseline, self.stale = baseline, True
         self.reference = readings.scored(baseline.table("all")) if baseline else None
+        self.validation, self.off = readings.promised(baseline.table("all")) if baseline and baseline.promises else None, {}
         self.revision += 1
         self.baseline_revision += 1
         self._members()
@@ -440,6 +448,7 @@ class Watched:
             self.promise = ((self.revision, threshold), self._promised(threshold))
         if self.measured is None or self.measured.state != state:
             self.measured = self._mature(now, windows, state)
+            self.errors = self._errors(windows[-1])
 
     def _hours(self, window: str, now: int) -> list[Table]:
         hours = [self.hours[h] for h in recent_hours(now, window) if h in self.hours]
@@ -450,7 +459,7 @@ class Watched:
         return readings.scored(self._hours(window, now)[0])
 
     def recent(self, now: int) -> list[Estimate]:
-        """Return what the last hours say; slices for the last 24 only."""
+        """Return what the last hours say, slices for the last 24 only, and what they let expect before their labels come."""
         out: list[Estimate] = []
         for window in RECENT:
             for i, table in enumerate(self._hours(window, now)):
@@ -460,7 +469,10 @@ class Watched:
                 reference, names = (None, _SLICE_SCORED) if i else (self.reference, SCORED)
                 days = None if i else self._one_day(window)
                 out += measure(readings.scored(table), key, window, self.edges, reference, names, days)
-        return out
+                if not i and window == "24h":
+                    out += before_labels(table, self.validation, key, window, self.errors)
+        reason = "few_compared_days" if self.validation else "no_baseline"
+        return [*out, *worth(self.errors, Key(*self.name, "all", self.newest_mature(now)), reason)]
 
     def _one_day(self, window: str) -> Days | None:
         """Return the last 24 hours as one day; a single hour has its place in the day, of which days say nothing."""
@@ -498,6 +510,17 @@ class Watched:
                 estimates += measure(scored, key, window, self.edges, reference, names[0], before)
                 estimates += measure(reading, key, window, self.edges, None, names[1], after)
         return Mature(state, tuple(estimates), kept)
+
+    def _errors(self, days: tuple[int, ...]) -> Mapping[str, Error]:
+        """Return what estimates without labels were worth on mature days after the validation."""
+        if self.baseline is None or self.validation is None:
+            return {}
+        after = {d: self.days[d]["all"] for d in days if (d + 1) * DAY > self.baseline.until}
+        known, rules = self.off, self.model.labels.rules
+        # A day that was counted again is another table.
+        same = {d for d, t in after.items() if d in known and known[d][0] is t}
+        self.off = {d: known[d] if d in same else (t, off(t, self.validation, rules)) for d, t in after.items()}
+        return errors(of for _, of in self.off.values())
 
     def _promised(self, threshold: float | None) -> tuple[Estimate, ...]:
         """Return what validation promised under this threshold, and see how much its days differ."""

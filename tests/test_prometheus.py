@@ -19,6 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.core import baseline as baselines
+from monitor.core.before_labels import ESTIMATED
 from monitor.core.metrics import METRICS
 from monitor.core.reasons import REJECTED
 from monitor.core.tables import LABEL, ROW
@@ -33,7 +34,7 @@ DASHBOARD = ROOT / "grafana" / "dashboards" / "model.json"
 DAY = 86_400_000
 START = 1_748_736_000_000
 """2025-06-01 in ms; the baseline is of the ten days before."""
-BIASED, CARELESS, END, ROWS = 12, 34, 40, 400
+BIASED, CARELESS, END, ROWS = 12, 34, 40, 1_200
 COUNTRIES = ("DE", "FR")
 CONFIG = """\
 state: state
@@ -226,7 +227,8 @@ def test_every_estimate_is_said_or_its_absence_explained(stream, stage):
     """An estimate is exported exactly when scorewatch_estimate_available says 1 with an empty reason; each is said once."""
     found = samples(stream.stages[stage])
     names = ("model", "version", "slice", "window")
-    wanted = {*METRICS, *(f"nowcast_{name}" for name in NOWCAST)}
+    estimated = (f"estimated_{name}{what}" for name in ESTIMATED for what in ("", "_bias"))
+    wanted = {*METRICS, *(f"nowcast_{name}" for name in NOWCAST), *estimated}
     said = {(n.removeprefix("scorewatch_"), *map(s.get, names)) for n, s, _ in found if n.removeprefix("scorewatch_") in wanted}
     told = [(s["estimate"], *map(s.get, names), s["reason"], v) for n, s, v in found if n == "scorewatch_estimate_available"]
     assert {t[:5] for t in told if t[6] == 1} == said
@@ -252,6 +254,8 @@ def test_before_a_day_has_matured_there_is_no_outcome_and_the_reason_is_told(str
         **{(name, window): (0, "no_mature_days") for name in METRICS for window in ("7d", "28d")},
         **{(name, window): (1, "") for name in scored for window in ("1h", "24h")},
         **{(f"nowcast_{name}", "waiting"): (0, "incomplete") for name in NOWCAST},
+        **{(f"estimated_{name}", "24h"): (1, "") for name in ESTIMATED},
+        **{(f"estimated_{name}_bias", "28d"): (0, "few_compared_days") for name in ESTIMATED},
     }
     assert "scorewatch_estimate_available" not in exported(stream.stages["nothing"])
 
