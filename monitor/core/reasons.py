@@ -48,6 +48,8 @@ UNDEFINED = {
     "unseparated": "Both classes have the same scores in the baseline, so scores say nothing of prevalence.",
     "label_shift_rejected": "The scores cannot be explained by a change of prevalence alone.",
     "few_compared_days": "Fewer than 7 mature days have both an estimate made without labels and outcomes.",
+    "other_target": "The scores of the two versions are probabilities of different outcomes.",
+    "sampled": "Only a sample of the rows waits or is labelled, so rows that two versions scored are no fair choice.",
     "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
 }
 
