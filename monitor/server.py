@@ -17,8 +17,11 @@ from starlette.routing import Route
 
 from monitor.core.days import iso
 from monitor.core.events import DAY
-from monitor.core.metrics import Estimate
-from monitor.core.metrics.calibration import reliability, top_label_ece
+from monitor.core.intervals import Measured
+from monitor.core.metrics import METRICS, Estimate, curves
+from monitor.core.metrics.calibration import ece_by_bins, reliability, survives, top_label_ece
+from monitor.core.metrics.confusion import errors_at_high_confidence
+from monitor.core.readings import Reading
 from monitor.core.snapshot import Detection, Snapshot, Version
 from monitor.series import CONTENT_TYPE
 from monitor.timeline import expected
@@ -154,10 +157,12 @@ def api_app(api: Api) -> Starlette:
             raise problem(400, f"since must be a number, found {since!r}")
         return json_response([item for item in api.timeline if item["seq"] >= int(since)])
 
-    async def bins(request: Request) -> Response:
-        snapshot = await api.fresh()
-        v = _version(snapshot, request)
-        return json_response(reliability_of(snapshot, v, dict(request.query_params)))
+    def of_window(answer: Callable[[Snapshot, Version, dict[str, str]], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
+        async def get(request: Request) -> Response:
+            snapshot = await api.fresh()
+            return json_response(answer(snapshot, _version(snapshot, request), dict(request.query_params)))
+
+        return get
 
     async def alerts(request: Request) -> Response:
         found = [a for a in state_of(await api.fresh())["alerts"] if a["model"] == request.path_params["model"]]
@@ -224,7 +229,8 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/timeline", timeline),
         Route("/v1/verify", verify, methods=["POST"]),
         Route("/v1/data", data),
-        Route("/v1/models/{model}/reliability", bins),
+        Route("/v1/models/{model}/reliability", of_window(reliability_of)),
+        Route("/v1/models/{model}/curves", of_window(curves_of)),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
         Route("/v1/models/{model}/audit", of_model("audit")),
@@ -352,37 +358,76 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     }
 
 
-def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
-    """Return the reliability diagram of a mature window, always with all its bins."""
-    form, window, name = query.get("bins", "frozen"), query.get("window", "28d"), query.get("slice", "all")
-    if form not in ("frozen", "width10"):
-        raise problem(400, f"bins must be frozen or width10, found {form!r}")
+_CALIBRATION = {name for name, metric in METRICS.items() if metric.about == "seen"}
+"""What is said beside a reliability diagram: of the same rows."""
+_ECE_LIMITS = {("ece", "low"), ("ece_width10", "low")}
+"""Limits of rules that ask how large the calibration error is at least."""
+
+
+def _reading_of(s: Snapshot, v: Version, query: dict[str, str]) -> tuple[dict[str, Any], Reading]:
+    """Return which mature window of which slice was asked for and its reading."""
+    window, name = query.get("window", "28d"), query.get("slice", "all")
     found = [r for (key, w), r in s.readings.items() if key[:3] == (v.model, v.version, name) and w == window]
     if not found:
         raise problem(
             404, f"no mature window {window} of slice {name}; windows are 7d (all) and 28d, slices {', '.join(v.slices)}"
         )
+    return {"model": v.model, "version": v.version, "slice": name, "window": window}, found[0]
+
+
+def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
+    """Return the reliability diagram of a mature window, always with all its bins, and whether other bins would say the same."""
+    form = query.get("bins", "frozen")
+    if form not in ("frozen", "width10"):
+        raise problem(400, f"bins must be frozen or width10, found {form!r}")
+    where, reading = _reading_of(s, v, query)
     if form == "frozen" and v.edges is None:
         raise problem(404, "there is no baseline, so no frozen bins; ask for bins=width10")
-    reading = found[0]
     if reading.reason:
-        return {"model": v.model, "version": v.version, "slice": name, "window": window, "bins": [], "reason": reading.reason}
-    bins = reliability(reading, v.edges, form == "width10")
-    top = top_label_ece(reading)
-    return {
-        "model": v.model,
-        "version": v.version,
-        "slice": name,
-        "window": window,
+        return where | {"bins": [], "reason": reading.reason}
+    limits = (limit for rule in v.rules for limit in rule.fires if (limit.metric, limit.end) in _ECE_LIMITS)
+    limit = next((limit.high for limit in limits if limit.high is not None), 0.0)
+    by_bins = ece_by_bins(reading, v.edges)
+    return where | {
         "form": form,
         "n": int(reading.n.sum()),
-        "bins": bins,
-        "ece_top_label": top,
+        "bins": reliability(reading, v.edges, form == "width10"),
+        "ece_by_bins": {name: _measured(e) for name, e in by_bins.items()},
+        "limit": limit,
+        "survives": survives(by_bins, limit),
+        "ece_top_label": top_label_ece(reading),
+        "errors_at_high_confidence": _measured(errors_at_high_confidence(reading)),
         "estimates": {
             e.metric: number(e)
             for e in s.estimates
-            if e.key[:3] == (v.model, v.version, name) and e.window == window and e.basis != "estimated" and "ce" in e.metric
+            if e.key[:3] == (v.model, v.version, where["slice"]) and e.window == where["window"] and e.metric in _CALIBRATION
         },
+    }
+
+
+def _measured(found: Measured | str) -> dict[str, Any]:
+    """Return a measured value as JSON, or the reason why there is none."""
+    if isinstance(found, str):
+        return {"reason": found}
+    return {name: x for name, x in found._asdict().items() if x != ""}
+
+
+def curves_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
+    """Return what other thresholds would have done in a mature window, with a reason for what is undefined."""
+    where, reading = _reading_of(s, v, query)
+    reason = reading.reason or ("" if len(reading.n) else "no_events")
+    if reason:
+        return where | {"reason": reason}
+
+    def or_reason(found: Any) -> Any:
+        return {"reason": found} if isinstance(found, str) else found
+
+    return where | {
+        "n": int(reading.n.sum()),
+        "roc": or_reason(curves.roc(reading)),
+        "precision_recall": or_reason(curves.precision_recall(reading)),
+        "counts": curves.counts_at(reading, curves.STEPS),
+        "current": or_reason("no_threshold" if v.threshold is None else curves.counts_at(reading, [v.threshold])[0]),
     }
 
 

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from sklearn.metrics import brier_score_loss, log_loss, precision_recall_curve, roc_auc_score, roc_curve
 
 DAY = 86_400_000
 NOON = 1_740_916_800_000 + DAY // 2
@@ -136,7 +136,9 @@ def test_d02_calibration_error_is_that_of_the_positive_class(case):
     case.scored([1, 1, 0, 0, 0] + [1] * 5, [0.2] * 5 + [0.8] * 5)
     found = case.mature()
     assert (gauge(found, "ece_width10"), gauge(found, "bias")) == (close(0.2), close(-0.2))
-    assert case.reliability()["ece_top_label"] == close(0.0)
+    diagram = case.reliability()
+    assert diagram["ece_top_label"] == close(0.0)
+    assert [(b["gap"], b["contribution"]) for b in diagram["bins"] if b["n"]] == [(close(0.2), close(0.1))] * 2
     text = case.agent.ask(case.agent.metrics_url)[1]
     helps = {line.split()[2]: line.split(maxsplit=3)[3] for line in text.splitlines() if line.startswith("# HELP")}
     assert "P(positive)" in helps["scorewatch_ece_width10"]
@@ -178,8 +180,10 @@ def test_d05_one_class_leaves_a_reason_and_no_number(case):
     for window in ("7d", "28d"):
         reasons = unavailable(found, window)
         assert (reasons["roc_auc"], reasons["recall"]) == ("one_class", "no_positives")
-        for name in ("roc_auc", "roc_auc_low", "roc_auc_high", "recall", "recall_low", "recall_high"):
-            assert gauge(found, name, window) is None
+        assert {reasons[name] for name in ("partial_roc_auc", "offset", "slope", "intercept")} == {"one_class"}
+        assert {reasons[name] for name in ("average_precision", "balanced_accuracy")} == {"no_positives"}
+        for name in reasons:
+            assert [gauge(found, f"{name}{end}", window) for end in ("", "_low", "_high")] == [None] * 3
         assert (gauge(found, "labelled", window), gauge(found, "prevalence", window)) == (500, 0)
         assert gauge(found, "ece_width10", window) == close(ece(np.zeros(500), p))
         assert gauge(found, "brier", window) == close((p**2).mean())
@@ -244,7 +248,10 @@ def test_d15_a_model_that_only_says_one_is_degenerate(case):
     found = case.mature()
     assert (gauge(found, "ece_width10"), gauge(found, "mce_width10"), gauge(found, "brier")) == (close(0.3),) * 3
     assert gauge(found, "log_loss") is None
-    assert unavailable(found)["log_loss"] == "degenerate"
+    assert {unavailable(found)[name] for name in ("log_loss", "log_loss_calibration", "offset", "slope")} == {"degenerate"}
+    diagram = case.reliability()
+    assert (diagram["limit"], diagram["survives"]) == (0.05, True)
+    assert [e["value"] for e in diagram["ece_by_bins"].values()] == [close(0.3)] * len(diagram["ece_by_bins"])
 
 
 def test_d17_the_reliability_diagram_keeps_its_empty_bins(case):
@@ -256,3 +263,37 @@ def test_d17_the_reliability_diagram_keeps_its_empty_bins(case):
     held = {2: (1, 0.2, 0.0), 8: (1, 0.8, 1.0), 9: (1, 0.9, 1.0)}
     assert [(b["n"], b["mean_score"], b["observed"]) for b in bins] == [held.get(i, (0, None, None)) for i in range(10)]
     assert all((b["low"], b["high"]) == (None, None) for b in bins if not b["n"])
+
+
+def test_curves_are_those_of_the_outcomes(case):
+    """The curves of a mature window are scikit-learn's of what was sent, with counts by threshold; one class has a reason."""
+    rng = np.random.default_rng(18)
+    p = rng.choice(np.arange(0.025, 1, 0.05), 400)
+    y = rng.random(400) < p
+    case.scored(y, p)
+    case.mature()
+    status, found, _ = case.agent.ask("/v1/models/m/curves")
+    assert (status, found["n"], found["window"], found["slice"]) == (200, 400, "28d", "all")
+    fpr, tpr, _ = roc_curve(y, p, drop_intermediate=False)
+    assert (found["roc"]["fpr"], found["roc"]["tpr"]) == (pytest.approx(fpr), pytest.approx(tpr))
+    assert found["roc"]["youden"] == close((tpr - fpr).max())
+    precision, recall, _ = precision_recall_curve(y, p)
+    assert found["precision_recall"]["precision"] == pytest.approx(precision[-2::-1])
+    assert found["precision_recall"]["recall"] == pytest.approx(recall[-2::-1])
+    assert [c["threshold"] for c in found["counts"]] == [k / 20 for k in range(1, 20)]
+    for c in (*found["counts"], found["current"]):
+        flagged = p >= c["threshold"]
+        counts = [(flagged & y).sum(), (flagged & ~y).sum(), (~flagged & y).sum(), (~flagged & ~y).sum()]
+        assert [c["tp"], c["fp"], c["fn"], c["tn"]] == counts
+    assert found["current"]["threshold"] == 0.5
+    wrong = np.where(p >= 0.5, ~y, y)
+    errors = case.reliability()["errors_at_high_confidence"]
+    assert (errors["value"], errors["n"]) == (close(wrong[np.maximum(p, 1 - p) >= 0.8].sum() / wrong.sum()), wrong.sum())
+    assert case.agent.ask("/v1/models/m/curves?window=1h")[0] == 404
+    case.scored(np.zeros(5), np.full(5, 0.1), day=30)
+    case.mature(day=30)
+    found = case.agent.ask("/v1/models/m/curves")[1]
+    assert (found["roc"], found["precision_recall"]) == ({"reason": "one_class"}, {"reason": "no_positives"})
+    assert case.reliability()["errors_at_high_confidence"] == {"reason": "no_errors"}
+    case.mature(day=70)
+    assert case.agent.ask("/v1/models/m/curves")[0] == 404
