@@ -1,4 +1,7 @@
-"""What of a loss is lack of refinement and what is lack of calibration, as isotonic regression tells them apart (CORP)."""
+"""What of a loss is lack of refinement and what is lack of calibration, as isotonic regression tells them apart (CORP).
+
+Dimitriadis, Gneiting and Jordan, PNAS 118 (2021). Scores of one bin of the grid are tied in the regression and exact in the loss.
+"""
 
 import numpy as np
 
