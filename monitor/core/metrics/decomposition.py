@@ -12,23 +12,22 @@ from monitor.core.metrics.ranking import by_bin
 from monitor.core.readings import Reading
 
 
-def pool(k: Floats, n: Floats) -> Floats:
-    """Return the sums of k and n over the blocks of the isotonic regression of k / n, shape (2, blocks).
+def pool(k: Floats, n: Floats) -> tuple[Floats, Floats]:
+    """Return the sums of k and n over the blocks of the isotonic regression of k / n.
 
     Pool adjacent violators: neighbours whose shares do not rise belong to one block (Ayer et al. 1955). All runs of such
     neighbours are pooled at once until there are none; in which order they are does not matter.
 
-    >>> pool(np.array([0.0, 2.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0, 1.0])).tolist()
+    >>> [x.tolist() for x in pool(np.array([0.0, 2.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0, 1.0]))]
     [[0.0, 3.0, 1.0], [2.0, 4.0, 1.0]]
     """
-    sums = np.array((k, n))
     while True:
-        k, n = sums
-        begins = np.ones(len(k), bool)
-        np.greater(k[1:] * n[:-1], k[:-1] * n[1:], out=begins[1:])
-        if begins.all():
-            return sums
-        sums = np.add.reduceat(sums, begins.nonzero()[0], axis=1)
+        share, begins = k / n, np.ones(len(k), bool)
+        np.greater(share[1:], share[:-1], out=begins[1:])
+        first = begins.nonzero()[0]
+        if len(first) == len(k):
+            return k, n
+        k, n = np.add.reduceat(k, first), np.add.reduceat(n, first)
 
 
 @once
