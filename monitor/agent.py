@@ -39,6 +39,7 @@ from monitor.core.events import (
     Receipt,
     Rejection,
 )
+from monitor.core.features import placed
 from monitor.core.guards import Decision
 from monitor.core.metrics import Estimate
 from monitor.core.policy import Policy
@@ -135,6 +136,11 @@ class Agent:
                 f"{model.baseline}: was built with segments {list(made.segments)}, models.{model.name}.segments is "
                 f"{list(model.segments)}; make them the same"
             )
+        if missing := [name for name in model.features if name not in made.features]:
+            raise StateError(
+                f"{model.baseline}: has no feature {missing[0]!r} (it has {', '.join(made.features) or 'none'}); "
+                f"take it out of models.{model.name}.features or build the baseline with it"
+            )
         return made
 
     def _fold(self, entry: Entry) -> None:
@@ -173,7 +179,8 @@ class Agent:
         """Return a decoder for the configured models; each thread needs its own."""
         models = self.config.models
         review = frozenset(name for name, m in models.items() if m.review)
-        return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review)
+        features = {name: placed(b.features, models[name].features) for name, b in self.baselines.items()}
+        return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review, features)
 
     def file_sources(self) -> list[FileReader]:
         """Return the configured files at their stored positions, predictions before labels."""

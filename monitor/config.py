@@ -19,6 +19,7 @@ from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import ACTING, LabelRule
 from monitor.core.rules import ACTIONS, FALSE_ALARMS, SEVERITIES, SHIPPED, SHOWN, Rule, budgeted, detecting
+from monitor.core.tables import FEATURES
 
 ROLES = ("live", "canary", "shadow")
 MODES = ("off", "auto")
@@ -36,7 +37,7 @@ OWN_READING = {"policy_volume": ("scored", "24h"), "volume_ratio": ("scored", "7
 HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
-LATER = {"inherit", "features"}
+LATER = {"inherit"}
 """Keys that a later version will have."""
 LATER_SOURCES = {"kafka", "nats", "redis", "postgres"}
 
@@ -122,6 +123,7 @@ class Labels:
 class Model:
     """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live.
 
+    `features` are the names of those that are kept as one byte a row, as far as the baseline has frozen them.
     `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
     expected (None: nobody said), which only the plan of `check` reads. `false_alarms` are those a year that all detectors of
     a severity may give together.
@@ -140,6 +142,7 @@ class Model:
     idle_after: int = 24 * HOUR
     review: int = 0
     per_day: int | None = None
+    features: tuple[str, ...] = ()
 
     def role(self, version: str) -> str:
         """Return live, canary or shadow."""
@@ -645,13 +648,20 @@ def _versions(value: Any, at: _At) -> dict[str, str]:
     return roles
 
 
-def _segments(value: Any, at: _At) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise _Wrong("write a list such as [country, channel]")
-    names = [name for i, item in enumerate(value) for name in _read(_name, item, at.item(i))]
-    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        raise _Wrong("write each segment once", f"{_show(name)} more than once")
-    return tuple(names)
+def _names(what: str, example: str, most: int | None = None) -> Reader:
+    """Return a reader of a list of different names."""
+
+    def read(value: Any, at: _At) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise _Wrong(f"write a list such as {example}")
+        names = [name for i, item in enumerate(value) for name in _read(_name, item, at.item(i))]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            raise _Wrong(f"write each {what} once", f"{_show(name)} more than once")
+        if most is not None and len(names) > most:
+            raise _Wrong(f"write at most {most} names", f"{len(names)} names")
+        return tuple(names)
+
+    return read
 
 
 # Rules.
@@ -871,7 +881,8 @@ def _model(defaults: Model) -> Reader:
         "versions": _versions,
         "baseline": _baseline,
         "policies": _folder,
-        "segments": _segments,
+        "segments": _names("segment", "[country, channel]"),
+        "features": _names("feature", "[amount, channel]", FEATURES),
         "threshold": _threshold,
         "per_day": _per_day,
         "waiting": _misplaced,
@@ -1019,6 +1030,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "baseline": model.baseline and str(model.baseline),
         "policies": model.policies and str(model.policies),
         "segments": list(model.segments),
+        "features": list(model.features),
         "labels": _describe_labels(model.labels),
         "threshold": model.threshold,
         "per_day": model.per_day and _written(model.per_day, _COUNTS),

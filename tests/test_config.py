@@ -35,7 +35,7 @@ BASE = Path("/base")
 SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
 NAMES = ", ".join(METRICS) + " or policy_volume"
 RULE_KEYS = "metric, basis, window, fires, resolves, min_n, hold, severity or action"
-MODEL_KEYS = "versions, baseline, policies, segments, threshold, per_day, mode, labels, review, idle_after or rules"
+MODEL_KEYS = "versions, baseline, policies, segments, features, threshold, per_day, mode, labels, review, idle_after or rules"
 LONG = "write a duration such as 15s, 12h or 7d, at most 3650d"
 COUNT = "write a whole number such as 500 or 20k, from 1 to 1000000000"
 A_NAME = 'write a name of 1 to 128 characters without control characters, " and \\'
@@ -78,7 +78,11 @@ TOP = [
     ),
     ("3: 1\nmodels: {a: }", "3: found 3 as a key; put it in quotes"),
     ("~: 1\nmodels: {a: }", "null: found nothing as a key; put it in quotes"),
-    ("features: []\nmodels: {a: }", "features: found a list; not available in this version, leave it out"),
+    (
+        "features: []\nmodels: {a: }",
+        "features: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, defaults, models, hash or "
+        "waiting",
+    ),
     ("detectors: 1\nmodels: {a: }", "detectors: found 1; not available in this version, leave it out"),
     ("<<: {clock: wall}\nmodels: {a: }", ("'<<': found an unknown key; write state, api, metrics, clock, tick, sources, tokens, "
      "defaults, models, hash or waiting")),
@@ -190,7 +194,9 @@ MODELS = [
     ("review: {per_days: 5}", "review.per_days: found an unknown key; did you mean per_day?"),
     ("per_day: lots", "per_day: found 'lots'; write a whole number such as 20k or 2M, from 1 to 100000000000"),
     ("inherit: v7", "inherit: found 'v7'; not available in this version, leave it out"),
-    ("features: {}", "features: found a mapping; not available in this version, leave it out"),
+    ("features: {}", "features: found a mapping; write a list such as [amount, channel]"),
+    ("features: [a, b, a]", "features: found 'a' more than once; write each feature once"),
+    (f"features: {[f'f{i}' for i in range(15)]}", "features: found 15 names; write at most 14 names"),
     ("waiting: {rows: 1M}", "waiting: found a mapping; write waiting at the top of the file, it is for all models together"),
     ("versions: [v8]", "versions: found a list; write a mapping such as {v8: shadow}"),
     ("versions: {v8: shade}", "versions.v8: found 'shade'; write live, canary or shadow"),
@@ -514,6 +520,7 @@ models:
     baseline: b.json
     policies: policies/fraud
     segments: [country, channel]
+    features: [amount, channel]
     labels:
       horizon: 0s
       missing: negative
@@ -552,6 +559,7 @@ waiting: {rows: 60M}
         5 * MINUTE,
         200,
         2_000_000,
+        ("amount", "channel"),
     )
     assert load(tmp_path / "c.yaml") == Config(
         tmp_path / "c.yaml",
@@ -777,7 +785,8 @@ clock: events
 sources: [{{file: {{path: a.csv, follow: true}}}}, {{http: {{max_body: 1000001, queue: 1500}}}}]
 tokens: {{ingest: literal, decide: env:DECIDE}}
 models:
-  "off": {{versions: {{"1.10": canary}}, baseline: b.json, segments: ["null", zürich, "a: b", "1e3"], threshold: 1e-5}}
+  "off": {{versions: {{"1.10": canary}}, baseline: b.json, segments: ["null", zürich, "a: b", "1e3"], features: [amount, "5"],
+         threshold: 1e-5}}
   b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}}}, mode: auto, per_day: 1500,
     labels: {{corrections: 0s, verdicts: {{pass: {{horizon: 90m}}, block: {{horizon: never, missing: negative}}}}}}}}
 defaults: {{review: {{per_day: 1k}}}}
@@ -815,6 +824,7 @@ models:
     baseline: null
     policies: null
     segments: []
+    features: []
     labels:
       horizon: 30d
       missing: unknown

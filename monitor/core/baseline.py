@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from monitor.core import features as frozen
 from monitor.core.events import DAY, Ints
+from monitor.core.features import Feature
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import scored
 from monitor.core.tables import EMPTY, GRID, Table, all_rows, count_pieces, from_dict, to_dict, total
@@ -25,7 +27,8 @@ class Baseline:
     """Frozen before anything is compared with it. `days` maps a slice to {day: Table}; `edges` are grid bins, the first 0.
 
     `until` is the time in ms where it ends: live days before it are not judged by it. `provenance["kind"]` is `validation`
-    or `observed`; an observed one freezes slices and edges but promises nothing.
+    or `observed`; an observed one freezes slices and edges but promises nothing. `features` are in the order of their codes
+    in a row, which the tables count.
     """
 
     model: str
@@ -37,6 +40,7 @@ class Baseline:
     until: int
     provenance: Mapping[str, Any]
     checksum: str = ""
+    features: Mapping[str, Feature] = field(default_factory=dict)
 
     @property
     def promises(self) -> bool:
@@ -86,11 +90,16 @@ def build(
     labels: NDArray[Any],
     combos: Sequence[Combo],
     provenance: Mapping[str, Any],
+    features: Mapping[str, Feature] | None = None,
 ) -> Baseline:
-    """Return the baseline of rows (ROW) and labels (LABEL); its end is the end of its last day."""
+    """Return the baseline of rows (ROW) and labels (LABEL); its end is the end of its last day.
+
+    The codes in the rows are those of `features`, by position.
+    """
     day = rows["ts"] // DAY
     days = np.unique(day).tolist()
-    return build_by_day(model, version, segments, days, lambda d: [(rows[day == d], labels[day == d])], combos, provenance)
+    made = build_by_day(model, version, segments, days, lambda d: [(rows[day == d], labels[day == d])], combos, provenance)
+    return replace(made, features=features or {})
 
 
 def build_by_day(
@@ -138,6 +147,7 @@ def to_json(baseline: Baseline) -> str:
         "until": baseline.until,
         "provenance": dict(baseline.provenance),
         "checksum": baseline.checksum,
+        **({"features": frozen.to_dict(baseline.features)} if baseline.features else {}),
         "days": days,
     }
     return json.dumps(body, separators=(",", ":")) + "\n"
@@ -160,6 +170,7 @@ def from_json(text: str) -> Baseline:
             int(body["until"]),
             body["provenance"],
             body["checksum"],
+            frozen.from_dict(body.get("features", {})),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"not a baseline: {e!r}") from None

@@ -1,12 +1,13 @@
 """CSV with a header line: predictions, labels, or both in one file (a row with a score is a prediction, else a label).
 
-A row with `score`, `label` and `prediction_ts` is a label that carries its prediction; its `ts` is that of the label.
+A row with `score`, `label` and `prediction_ts` is a label that carries its prediction; its `ts` is that of the label. A column
+such as `features.amount` holds a feature, which is missing where the field is empty; other columns are segments.
 """
 
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from monitor.core.events import Batch
@@ -14,7 +15,8 @@ from monitor.formats.json import Decoder, Maker
 
 _NUMBERS = ("score", "label", "revision", "label_prob")
 _TIMES = ("ts", "prediction_ts")
-_CARRIED = ("version", "score", "segments", "verdict", "flagged", "policy", "cluster")
+_CARRIED = ("version", "score", "segments", "verdict", "flagged", "policy", "cluster", "features")
+_FEATURE = "features."
 _FIELDS = ("id", "model", *_TIMES, *_NUMBERS, *_CARRIED)
 
 
@@ -54,7 +56,7 @@ def decode(decoder: Decoder, names: list[str], body: bytes, kind: str, by_line: 
     rows = [row for row in (_lines(text) if by_line else _rows(text)) if row]
     if not _columns(made, names, rows, kind):
         for row in rows:
-            made.add(_item(names, row))
+            made.add(_item(made.decoder, names, row))
     return made.batch()
 
 
@@ -65,7 +67,12 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
         return False
     c: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     labels = "label" in c and "score" not in c
-    if ("label" in c) == ("score" in c) or any("" in column for column in c.values()) or "flagged" in c or "segments" in c:
+    if (
+        ("label" in c) == ("score" in c)
+        or any("" in c[name] for name in names if not name.startswith(_FEATURE))
+        or "flagged" in c
+        or "segments" in c
+    ):
         return False
     if labels is not (kind == "labels") and kind != "events":
         return False
@@ -79,6 +86,11 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
             c = {"model": [None] * n, "version": [None] * n, **c}
             return min(c["revision"]) >= 0 and max(c["revision"]) < 256 and made.label_columns(c, n)
         c["score"] = list(map(float, c["score"]))
+        if any(name.startswith(_FEATURE) for name in names):
+            said = [
+                _features(made.decoder, model, zip(names, row, strict=True)) for model, row in zip(c["model"], rows, strict=True)
+            ]
+            c = {name: column for name, column in c.items() if not name.startswith(_FEATURE)} | {"features": said}
         segments = [name for name in c if name not in _FIELDS]
         wanted = {made.decoder.segment_names(m) for m in set(c["model"])}
         if len(wanted) == 1:
@@ -92,7 +104,14 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
     return False
 
 
-def _item(names: list[str], row: list[str]) -> Any:
+def _features(decoder: Decoder, model: str, fields: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the features of a row; a text is a number where the baseline has numbers, and stays one where it has text."""
+    given = {name.removeprefix(_FEATURE): value for name, value in fields if name.startswith(_FEATURE) and value != ""}
+    places = decoder.features.get(model, {})
+    return {name: _number(given[name]) if f.numeric else given[name] for name, (_, f) in places.items() if name in given}
+
+
+def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
     if len(row) != len(names):
         return f"{len(row)} fields, the header has {len(names)}"
     item: dict[str, Any] = {}
@@ -106,10 +125,12 @@ def _item(names: list[str], row: list[str]) -> Any:
             item[name] = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
         elif name in _FIELDS:
             item[name] = value
-        else:
+        elif not name.startswith(_FEATURE):
             segments[name] = value
     if segments:
         item["segments"] = segments
+    if any(name.startswith(_FEATURE) for name in names):
+        item["features"] = _features(decoder, item.get("model", ""), zip(names, row, strict=True))
     if item.keys() >= {"score", "label", "prediction_ts"}:
         item["prediction"] = {"ts": item.pop("prediction_ts")} | {name: item.pop(name) for name in _CARRIED if name in item}
     return item

@@ -32,6 +32,8 @@ from monitor.core.events import (
     valid_epochs,
     valid_scores,
 )
+from monitor.core.features import Placed, encode
+from monitor.core.tables import FEATURES
 from monitor.formats.ids import Hasher
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -42,9 +44,22 @@ Combo = tuple[tuple[str, str], ...]
 
 _SLICE = 190_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNSUPPORTED = ("scores", "features", "weight")
-_COLUMNS = {"id", "ts", "model", "version", "score", "segments", "combo", "verdict", "policy", "label_prob", "cluster"}
-_EMPTY = Raw(b"{}")
+_UNSUPPORTED = ("scores", "weight")
+_COLUMNS = {
+    "id",
+    "ts",
+    "model",
+    "version",
+    "score",
+    "segments",
+    "combo",
+    "verdict",
+    "policy",
+    "label_prob",
+    "cluster",
+    "features",
+}
+_EMPTY, _NULL = Raw(b"{}"), Raw(b"null")
 
 
 class LeanPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -72,6 +87,7 @@ class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     policy: Annotated[str, Meta(max_length=128)] | None = None
     label_prob: Prob | None = None
     cluster: Id | int | None = None
+    features: Raw = _NULL
 
 
 class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -106,6 +122,7 @@ full_label = msgspec.json.Decoder(FullLabel)
 _head = msgspec.json.Decoder(Head)
 _raws = msgspec.json.Decoder(list[Raw])
 _segments = msgspec.json.Decoder(dict[str, str])
+_objects = msgspec.json.Decoder(list[dict[str, Any] | None])
 _VERDICT = {name: code for code, name in enumerate(VERDICTS[:-1])}
 
 
@@ -188,12 +205,19 @@ def combo_of(segments: Mapping[str, str], names: tuple[str, ...]) -> Combo:
 class Decoder:
     """Bytes -> Batch for the configured models. `segments` maps a model (or "*") to the names of its segments.
 
-    Predictions of the models in `review` (or "*", for the models without an entry) keep their ids as sent.
+    Predictions of the models in `review` (or "*", for the models without an entry) keep their ids as sent. `features` are by
+    model those that become codes; the others that an event has are passed over.
     """
 
-    def __init__(self, hasher: Hasher, segments: Mapping[str, tuple[str, ...]], review: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        hasher: Hasher,
+        segments: Mapping[str, tuple[str, ...]],
+        review: frozenset[str] = frozenset(),
+        features: Mapping[str, Placed] | None = None,
+    ) -> None:
         self.hasher = hasher
-        self.segments, self.review = segments, review
+        self.segments, self.review, self.features = segments, review, features or {}
         self.only_model = next(iter(segments)) if len(segments) == 1 and "*" not in segments else None
         self._caches: dict[str, _SegmentCache] = {}
 
@@ -268,6 +292,9 @@ class Decoder:
         made = Maker(self, kind)
         n = len(columns["id"])
         combos = columns.pop("combos", None)
+        features = columns.get("features")
+        if isinstance(features, dict):
+            columns["features"] = [dict(zip(features, row, strict=True)) for row in _rows(features, n)]
         for name, column in columns.items():
             if isinstance(column, list) and len(column) != n:
                 raise ValueError(f"column {name} has {len(column)} values, id has {n}")
@@ -339,6 +366,8 @@ class Maker:
                 return False
             columns |= {"verdict": verdict, "policy": [e.policy for e in items]}
             columns |= {"label_prob": [e.label_prob for e in items], "cluster": [e.cluster for e in items]}
+            if any(e.features is not _NULL for e in items):
+                columns["features"] = [e.features for e in items]
         return self.columns(columns, n)
 
     def columns(self, c: Mapping[str, Any], n: int) -> bool:
@@ -383,6 +412,7 @@ class Maker:
                 _prob_codes(_spread(c["label_prob"], n)) if "label_prob" in c else None,
                 self._clusters(names, _spread(c["cluster"], n)) if "cluster" in c else None,
                 self._sent(names, ids),
+                features=self._features(names, _spread(c["features"], n)) if "features" in c else None,
             )
             _encode(names.names, policy.names, combo.names)
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError, RecursionError):
@@ -438,6 +468,21 @@ class Maker:
             raise ValueError("cluster")
         hashes: NDArray[np.uint32] = _by_model(self.decoder.hasher.clusters, names, list(map(str.encode, texts)))
         return np.where(sizes > 0, hashes, np.uint32(0))
+
+    def _features(self, names: Coded, given: list[Any]) -> NDArray[np.uint8] | None:
+        """Return the codes of the features of each row, None where no row has any; raise ValueError for the slow path."""
+        places = [self.decoder.features.get(m) for m, _ in names.names]
+        if not any(places):
+            return None
+        out = np.zeros((len(given), FEATURES), np.uint8)
+        for code, place in enumerate(places):
+            at = np.flatnonzero(names.codes == code)
+            if place and len(at):
+                items = [given[i] for i in at]
+                if type(items[0]) is Raw:
+                    items = _objects.decode(b"[" + b",".join(items) + b"]")
+                out[at] = encode(place, items)
+        return out if out.any() else None
 
     def _sent(self, names: Coded, ids: list[bytes]) -> NDArray[Any] | None:
         """Return the ids of rows whose model is reviewed, None for the others; None when no row is."""
@@ -592,9 +637,24 @@ class Maker:
         self._text("policy", policy or "")
         code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]
         combo = combo_of(segments, self.decoder.segment_names(model))
-        prob, cluster = _label_prob(item), self._cluster(item)
+        prob, cluster, features = _label_prob(item), self._cluster(item), self._said(model, item.get("features"))
         self.clipped += int(clipped[0])
-        return ident, ts, (model, version), clean[0], code, combo, policy or "", prob, cluster
+        return ident, ts, (model, version), clean[0], code, combo, policy or "", prob, cluster, features
+
+    def _said(self, model: str, given: Any) -> dict[str, Any] | None:
+        """Return what the event says of the features of its model, None where it says nothing or the model has none."""
+        places = self.decoder.features.get(model)
+        if not places or given is None:
+            return None
+        if not isinstance(given, dict):
+            raise _Wrong("type", f"features: {given!r}")
+        said = {name: given.get(name) for name in places}
+        for name, value in said.items():
+            if isinstance(value, dict | list):
+                raise _Wrong("type", f"features.{name}: {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise _Wrong("not_finite", f"features.{name}: {value!r}")
+        return said
 
     def _label(self, item: dict[str, Any]) -> tuple[Any, ...]:
         _supported(item)
@@ -625,7 +685,7 @@ class Maker:
 
     def _flush(self) -> None:
         if rows := self._slow["predictions"]:
-            index, ids, ts, version, score, verdict, combo, policy, prob, cluster = map(list, zip(*rows, strict=True))
+            index, ids, ts, version, score, verdict, combo, policy, prob, cluster, features = map(list, zip(*rows, strict=True))
             names = Coded.of(version)
             self._predictions.append(
                 Predictions(
@@ -640,6 +700,7 @@ class Maker:
                     _prob_codes(prob),
                     self._clusters(names, cluster),
                     self._sent(names, ids),
+                    features=self._features(names, features),
                 )
             )
         if rows := self._slow["labels"]:
@@ -732,6 +793,14 @@ def _encode(*columns: Iterable[Any]) -> None:
     for column in columns:
         for value in column:
             "".join(value if isinstance(value, str) else (text for pair in value for text in pair)).encode()
+
+
+def _rows(columns: Mapping[str, Any], n: int) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of columns (lists, or one value for all); raise ValueError when a list has not n values."""
+    for name, column in columns.items():
+        if isinstance(column, list) and len(column) != n:
+            raise ValueError(f"column features.{name} has {len(column)} values, id has {n}")
+    return zip(*(_spread(column, n) for column in columns.values()), strict=True) if columns else iter([()] * n)
 
 
 def _spread(value: Any, n: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """Packed columns: ids joined by newline, the other columns base64 of little-endian arrays. The form for our own clients."""
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from monitor.core.events import (
     valid_epochs,
     valid_scores,
 )
+from monitor.core.features import encode
 from monitor.formats.json import Decoder, Name, combo_of
 
 
@@ -26,7 +28,7 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     `ts` int64 ms and `score` float64; `segments` uint16 positions in `combos`, each {segment: value}; `verdict` uint8
     positions in pass, flag, review, abstain, block, or 255 where the policy says it; `label_prob` float64; `cluster` a line
-    for each row, empty where it has none.
+    for each row, empty where it has none; `features` by name float64, NaN where one is missing, or a list of text and null.
     """
 
     n: int
@@ -41,6 +43,7 @@ class Packed(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     policy: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     label_prob: bytes | None = None
     cluster: str | None = None
+    features: dict[str, bytes | list[str | None]] | None = None
 
 
 _packed = msgspec.json.Decoder(Packed)
@@ -51,6 +54,16 @@ def _array(name: str, data: bytes, dtype: str, n: int) -> Any:
     if len(array) != n:
         raise ValueError(f"{name}: {len(data)} bytes are not {n} values of {dtype}")
     return array
+
+
+def _values(name: str, given: bytes | list[str | None], n: int) -> NDArray[np.float64] | list[str | None]:
+    """Return the values of a feature as an array of numbers or a list of text."""
+    if isinstance(given, bytes):
+        numbers: NDArray[np.float64] = _array(f"features.{name}", given, "<f8", n)
+        return numbers
+    if len(given) != n:
+        raise ValueError(f"features.{name}: {len(given)} values, n is {n}")
+    return given
 
 
 def decode(decoder: Decoder, body: bytes) -> Batch:
@@ -96,6 +109,15 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
         checks.append((short, "type", "cluster", clusters))
         there = np.fromiter(map(bool, clusters), bool, f.n)
         cluster = np.where(there, decoder.hasher.clusters(f.model, clusters), np.uint32(0)) if there.any() else None
+    features = None
+    if f.features is not None and (places := decoder.features.get(f.model)):
+        columns = {name: _values(name, f.features[name], f.n) for name in places if name in f.features}
+        checks += [(~np.isinf(c), "not_finite", name, c) for name, c in columns.items() if isinstance(c, np.ndarray)]
+        lists = [
+            [v if math.isfinite(v) else None for v in c.tolist()] if isinstance(c, np.ndarray) else c for c in columns.values()
+        ]
+        rows = zip(*lists, strict=True) if lists else [()] * f.n
+        features = encode(places, [dict(zip(columns, row, strict=True)) for row in rows])
     good = np.logical_and.reduce([passed for passed, *_ in checks])
     rejected = []
     for i in np.flatnonzero(~good).tolist():
@@ -113,6 +135,7 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
         label_prob,
         cluster,
         np.array(ids, object) if decoder.reviewed(f.model) else None,
+        features=features,
     )
     if rejected:
         made = made.take(good)

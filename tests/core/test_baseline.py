@@ -1,12 +1,14 @@
 """What validation promised: building, slices, and its file."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from monitor.core.baseline import OTHER, SLICE_ROWS, SLICES, Baseline, build, from_json, members, slice_names, to_json
 from monitor.core.events import DAY
+from monitor.core.features import encode, freeze, placed
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import known, scored
 from monitor.core.tables import CELL, GRID, LABEL, ROW, tables, total
@@ -119,6 +121,25 @@ def test_round_trip():
     assert (to_json(back), back.promises, type(back)) == (to_json(made), False, Baseline)
 
 
+def test_features_round_trip():
+    """Frozen features read back in their order, the tables count their codes, and a baseline without any says nothing of them."""
+    rows, labels = world()
+    rng = np.random.default_rng(1)
+    raw = [
+        {"amount": float(a), "channel": c}
+        for a, c in zip(rng.lognormal(3, 1, 3_000), rng.choice(["web", "app"], 3_000).tolist(), strict=True)
+    ]
+    features = {name: freeze([e[name] for e in raw]) for name in ("channel", "amount")}
+    rows["features"] = encode(placed(features, features), raw)
+    made = build("m", "1", SEGMENTS, rows, labels, COMBOS, {"kind": "validation"}, features)
+    back = from_json(to_json(made))
+    assert (back.features, list(back.features), to_json(back)) == (features, ["channel", "amount"], to_json(made))
+    counted = back.table("all").features
+    assert counted[0, 1:3].tolist() == [sum(e["channel"] == c for e in raw) for c in features["channel"].values]
+    assert counted[1, 1:21].tolist() == [150] * 20
+    assert "features" not in json.loads(to_json(replace(made, features={})))
+
+
 def _changed(**change):
     rows, labels = world(50)
     body = json.loads(to_json(build("m", "1", (), rows, labels, [()] * 3, {"kind": "validation"}))) | change
@@ -136,6 +157,11 @@ def _changed(**change):
         (_changed(days=[]), "not a baseline: "),
         (_changed(days={"all": {"1": {"bin": [1]}}}), "not a baseline: "),
         (_changed(segments=None), "not a baseline: "),
+        (_changed(features=[1]), "not a baseline: "),
+        (_changed(features={"a": {"edges": [1, 1]}}), "the feature a needs at most 20 rising edges or different values"),
+        (_changed(features={"a": {"values": ["x", "x"]}}), "the feature a needs at most 20 rising edges or different values"),
+        (_changed(features={"a": {"edges": list(range(21))}}), "the feature a needs at most 20 rising edges or different values"),
+        (_changed(features={str(i): {"values": []} for i in range(15)}), "it has 15 features, at most 14 can be kept"),
     ],
 )
 def test_unreadable(text, said):
