@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.core.events import EARLIEST, LATEST, MIN_PROB, UNDECIDED, VERDICTS, Labels, Predictions
+from monitor.core.features import Feature, encode, placed, text
 from monitor.formats import Decoder, Hasher, decode
 
-DECODER = Decoder(Hasher("xxh3", b"0123456789abcdef"), {"m": ("country", "channel"), "n": ()}, frozenset({"m"}))
+FEATURES = {"channel": Feature(None, ("web", "7", "true")), "passed over": Feature(()), "amount": Feature((-1.5, 0.0, 10.0))}
+PLACED = {"m": placed(FEATURES, ("channel", "amount"))}
+DECODER = Decoder(Hasher("xxh3", b"0123456789abcdef"), {"m": ("country", "channel"), "n": ()}, frozenset({"m"}), PLACED)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 IDS = st.one_of(TEXT, st.text("ü☃", min_size=200, max_size=256)).filter(lambda s: "\n" not in s)
 TIMES = st.integers(EARLIEST, LATEST - 1)
@@ -113,6 +116,41 @@ def test_predictions(events):
     # In CSV an empty field is an absent one and an event has a segment by the name of any column.
     assert taken(table(events), "predictions", "text/csv") == expected
     assert taken(table(events), "events", "text/csv") == expected
+
+
+NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**20), 10**20)
+WORDS = st.none() | st.sampled_from(["web", "7", "true", "app"]) | st.sampled_from([7, 8, True, False, 7.0]) | TEXT
+SAID = st.fixed_dictionaries({}, optional={"amount": NUMBERS, "channel": WORDS, "other": NUMBERS | WORDS})
+
+
+@given(st.lists(st.tuples(PREDICTION.filter(lambda e: "policy" not in e), SAID), min_size=1, max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_features(drawn):
+    """Features become the same codes in every form, on the fast and on the slow path, and only those of their model."""
+    events = [e | {"features": said} for e, said in drawn]
+    codes = [encode(PLACED.get(e["model"], {}), [e["features"]]).tolist()[0] for e in events]
+
+    def found(body, content_type=""):
+        p = decode(DECODER, body, "predictions", content_type).predictions
+        return np.zeros((len(events), 14), int).tolist() if p.features is None else p.features.tolist()
+
+    assert found(lines(events), "application/x-ndjson") == codes
+    assert found(json.dumps(events).encode()) == codes
+    assert found(list_columns(events)) == codes
+    if all(e["features"].keys() == events[0]["features"].keys() for e in events):
+        columns = {name: [e["features"][name] for e in events] for name in events[0]["features"]}
+        assert found(json.dumps(json.loads(list_columns(events)) | {"features": columns}).encode()) == codes
+    flat = [{k: v for k, v in e.items() if k != "features"} for e in events]
+    for row, event in zip(flat, events, strict=True):
+        said = {n: str(v).lower() if isinstance(v, bool) else v for n, v in event["features"].items() if v is not None}
+        row |= {f"features.{name}": said.get(name, "") for name in ("amount", "channel", "other")}
+    assert found(table(flat), "text/csv") == codes
+    if {e["model"] for e in events} == {"m"} and len({e["version"] for e in events}) == 1:
+        arrays = {"amount": np.array([np.nan if (v := e["features"].get("amount")) is None else v for e in events], "<f8")}
+        texts = {"channel": [None if (v := e["features"].get("channel")) is None else text(v) for e in events]}
+        frame = json.loads(packed([{k: v for k, v in e.items() if k != "label_prob"} for e in events]))
+        given = {name: base64.b64encode(a.tobytes()).decode() for name, a in arrays.items()} | texts
+        assert found(json.dumps(frame | {"features": given}).encode()) == codes
 
 
 @given(st.lists(PREDICTION.filter(lambda e: "policy" not in e), min_size=1, max_size=12))

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from monitor.core.events import MIN_PROB, Rejection, prob_code
+from monitor.core.features import Feature, placed
 from monitor.core.reasons import REJECTED
+from monitor.core.tables import FEATURE_MISSING
 from monitor.formats import Decoder, Hasher, decode
 
 HASHER = Hasher("xxh3", b"0123456789abcdef")
-DECODER = Decoder(HASHER, {"m": ("country",), "n": ()})
+PLACED = {"m": placed({"amount": Feature((0.0,)), "channel": Feature(None, ("web",))}, ("amount", "channel"))}
+DECODER = Decoder(HASHER, {"m": ("country",), "n": ()}, features=PLACED)
 GOOD = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "version": "1", "score": 0.5}
 KNOWN = {"id": "a", "ts": 1_772_366_400_000, "model": "m", "label": 1}
 
@@ -73,6 +76,13 @@ PREDICTIONS = [
     ({"flagged": "true"}, "type"),
     ({"policy": 5}, "type"),
     ({"policy": "\ud800"}, "malformed"),
+    ({"features": "web"}, "type"),
+    ({"features": [1]}, "type"),
+    ({"features": {"amount": [1]}}, "type"),
+    ({"features": {"channel": {"web": 1}}}, "type"),
+    ({"features": {"amount": float("nan")}}, "not_finite"),
+    ({"features": {"channel": float("inf")}}, "not_finite"),
+    ({"features": {"amount": 10**400}}, "not_finite"),
     ({"weight": 2.0}, "unsupported"),
     ({"scores": [0.1, 0.9]}, "unsupported"),
     ({"label": 1}, "unsupported"),
@@ -355,9 +365,7 @@ def frame(**change):
         "model": "m",
         "version": "1",
     } | change
-    return json.dumps(
-        {k: base64.b64encode(v.tobytes()).decode() if isinstance(v, np.ndarray) else v for k, v in body.items()}
-    ).encode()
+    return json.dumps(body, default=lambda array: base64.b64encode(array.tobytes()).decode()).encode()
 
 
 @pytest.mark.parametrize(
@@ -376,6 +384,9 @@ def frame(**change):
         ({"cluster": "u"}, "cluster: 1 lines, n is 2"),
         ({"cluster": ""}, "cluster: 1 lines, n is 2"),
         ({"cluster": 7}, "not a packed frame: "),
+        ({"features": {"amount": np.ones(3)}}, "features.amount: 24 bytes are not 2 values of <f8"),
+        ({"features": {"channel": ["web"]}}, "features.channel: 1 values, n is 2"),
+        ({"features": {"channel": [1, 2]}}, "not a packed frame: "),
     ],
 )
 def test_packed_frames(change, said):
@@ -397,6 +408,26 @@ def test_packed_rows():
     assert reasons(frame(**many), "", "predictions") == (rejected, [0])
     assert reasons(frame(model="x"), "", "predictions") == ({0: "unknown_model", 1: "unknown_model"}, [])
     assert reasons(frame(n=0, id="", ts="", score="", label_prob="", cluster=""), "", "predictions") == ({}, [])
+
+
+def test_packed_features():
+    """A row of a packed frame is rejected for an infinite feature; NaN and null are missing, and unknown models have none."""
+    three = {"n": 3, "id": "a\nb\nc", "ts": np.array([GOOD["ts"]] * 3), "score": np.full(3, 0.5)}
+    given = {"amount": np.array([np.nan, np.inf, 1.0]), "channel": ["web", "web", None], "other": ["x"]}
+    body = frame(**three, features=given)
+    assert reasons(body, "", "predictions") == ({1: "not_finite"}, [0, 2])
+    found = decode(DECODER, body, "predictions").predictions.features
+    assert found[:, :2].tolist() == [[FEATURE_MISSING, 1], [2, FEATURE_MISSING]]
+    assert decode(DECODER, frame(**three, features={}), "predictions").predictions.features[:, :2].tolist() == [[22, 22]] * 3
+    assert decode(DECODER, frame(**three, features=given, model="n"), "predictions").predictions.features is None
+
+
+def test_features_of_a_model_without_any():
+    """A model that keeps no features takes whatever the field holds."""
+    events = [GOOD | {"model": "n", "features": f} for f in (7, [1], {"amount": [1]}, {"amount": float("nan")}, None)]
+    for body, content_type in bodies(events):
+        assert reasons(body, content_type, "predictions") == ({}, [0, 1, 2, 3, 4])
+        assert decode(DECODER, body, "predictions", content_type).predictions.features is None
 
 
 def test_packed_probabilities_and_clusters():
