@@ -54,7 +54,7 @@ from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
-from monitor.watched import Watched, add_passed, baseline_checksum
+from monitor.watched import Watched, add_passed, baseline_checksum, features_digest
 
 log = logging.getLogger("scorewatch")
 
@@ -110,6 +110,7 @@ class Agent:
         self.sampler = Sampler(self.store.max_rows, self.model, self.served.threshold)
         if (sampler := self.store.meta.get("sampler")) is not None:
             self.sampler.load(sampler, self._known)
+        self.features = self._coded(json.loads(self.store.meta.get("features", "{}")))
         self.watched: dict[int, Watched] = {}
         self.counted = self.store.tail
         seen = json.loads(self.store.meta.get("seen", "{}"))
@@ -122,6 +123,22 @@ class Agent:
         self.store.mark(
             {(w.code, d) for w in self.watched.values() if counted_by.get(str(w.code)) != w.counted_by for d in w.whole()}
         )
+
+    def _coded(self, known: dict[str, Any]) -> dict[str, Any]:
+        """Return by model [digest of the features of its baseline, time in ms from which rows have the codes of these].
+
+        `known` is the same as of the last tick; rows that came under another baseline have codes that mean something else.
+        """
+        for name, b in self.baselines.items():
+            digest = features_digest(b.features)
+            if b.features and known.get(name, [digest])[0] != digest:
+                codes = {c for c, (model, _) in enumerate(self.store.versions.names) if model == name}
+                closed = [(day + 1) * DAY - 1 for code, day in self.store.closed if code in codes]
+                newest = [self.store.newest.get(code, 0) for code in codes]
+                known[name] = [digest, max([self.store.newest_passed, *newest, *closed]) + 1]
+            elif b.features:
+                known.setdefault(name, [digest, 0])
+        return known
 
     def _read_baseline(self, model: Model) -> Baseline:
         assert model.baseline is not None
@@ -169,6 +186,7 @@ class Agent:
         if baseline is not None and baseline.version != version:
             # Slices and bins are those of the validated version; what was promised for it was not promised for this one.
             baseline = replace(baseline, version=version, provenance={"kind": "inherited", "from": baseline.version})
+        self.watched[code].features_since = self.features.get(name, ["", 0])[1]
         self.watched[code].begin(baseline, self.clock.now)
         return self.watched[code]
 
@@ -613,6 +631,7 @@ class Agent:
             str(w.code): w.counted_by for w in self.watched.values()
         }
         meta = {"seen": seen, "carried": self.served.carried, "sampler": self.sampler.dump()}
+        meta["features"] = json.dumps(self.features, sort_keys=True)
         meta["counted_by"] = json.dumps(counted_by, sort_keys=True)
         meta |= {f"looks:{w.code}": w.looks.dump() for w in self.watched.values() if w.looks.unsaved}
         done = self.store.record(now, closing, self._keep_from(now), entries, meta)
@@ -737,10 +756,15 @@ class Agent:
             threshold = self.served.threshold(*w.name)
             w.measure(now, threshold)
             assert w.measured is not None
-            estimates += (*w.recent(now), *w.measured.estimates, *w.promise[1], *w.look_ahead(now).estimates)
+            recent = w.recent(now)
+            estimates += (*recent, *w.measured.estimates, *w.promise[1], *w.look_ahead(now).estimates)
             measured |= w.measured.readings
             served = self.served.standing(*w.name).served
-            views.append(w.view(now, self.served.current(*w.name), served[-1][0] if served else None, threshold))
+            views.append(
+                w.view(
+                    now, self.served.current(*w.name), served[-1][0] if served else None, threshold, w.recent_inputs(now, recent)
+                )
+            )
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
         return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), {}, closed)
 

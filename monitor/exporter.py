@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability
+from monitor.core.metrics.inputs import Inputs
 from monitor.core.reasons import REJECTED
 from monitor.core.snapshot import Snapshot, Version
 from monitor.series import EXPECTED_ESTIMATES, SERIES
@@ -139,6 +140,19 @@ def _version(f: _Families, v: Version) -> None:
             f.put(f"scorewatch_effect{end}", value, *labels, d.rule)
     for policy, n in v.following.items():
         f.put("scorewatch_policy_following", n, v.model, v.version, policy)
+    for inputs in v.inputs:
+        if inputs.window != "day":
+            _inputs(f, inputs, (*labels, "all", inputs.window))
+
+
+def _inputs(f: _Families, inputs: Inputs, labels: tuple[str, ...]) -> None:
+    """Say the worst of all features and of all segments; more would be a series for each."""
+    for kind, shifts in (("feature", inputs.features), ("slice", inputs.segments)):
+        f.put(f"scorewatch_{kind}_psi_max", max((s.psi for s in shifts if s.psi is not None), default=None), *labels)
+    for what in ("missing", "unseen"):
+        cells = [cell for s in inputs.features if (cell := getattr(s, what)) is not None]
+        worst = max((c.share.value - c.baseline for c in cells), default=None)
+        f.put(f"scorewatch_feature_{what}_increase_max", worst, *labels)
 
 
 def _estimate(f: _Families, e: Estimate, role: str) -> None:

@@ -23,6 +23,9 @@ _POINTS = (
 """Metrics that are numbers without an interval."""
 
 
+_INPUTS = "which one it is, all others and what psi is without drift: /v1/models/{m}/features."
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One series: counter, gauge or histogram, its labels beside those Prometheus adds, and what it means."""
@@ -132,6 +135,18 @@ SERIES: dict[str, Series] = {
         "gauge",
         (*_WINDOW, "estimate"),
         "How many times the variance of independent rows an estimate has over days like those of the window; at least 1.",
+    ),
+    "scorewatch_feature_psi_max": Series(
+        "gauge", _WINDOW, f"The largest psi of a feature against the baseline over its bins; {_INPUTS}"
+    ),
+    "scorewatch_feature_missing_increase_max": Series(
+        "gauge", _WINDOW, f"The largest share of rows without a feature, less that of the baseline; {_INPUTS}"
+    ),
+    "scorewatch_feature_unseen_increase_max": Series(
+        "gauge", _WINDOW, f"The largest share of rows with a value the baseline has not, less that of the baseline; {_INPUTS}"
+    ),
+    "scorewatch_slice_psi_max": Series(
+        "gauge", _WINDOW, f"The largest psi of how rows are spread over the slices of a segment; {_INPUTS}"
     ),
     "scorewatch_threshold": Series("gauge", _VERSION, "The score at or above which a case is flagged now."),
     "scorewatch_policy_info": Series("gauge", ("model", "version", "policy"), "Always 1; the policy that is served."),

@@ -21,6 +21,7 @@ from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate, curves
 from monitor.core.metrics.calibration import ece_by_bins, reliability, survives, top_label_ece
 from monitor.core.metrics.confusion import errors_at_high_confidence
+from monitor.core.metrics.inputs import Cell, Shift
 from monitor.core.readings import Reading
 from monitor.core.snapshot import Detection, Snapshot, Version
 from monitor.series import CONTENT_TYPE
@@ -164,6 +165,9 @@ def api_app(api: Api) -> Starlette:
 
         return get
 
+    async def features(request: Request) -> Response:
+        return json_response(inputs_of(_version(await api.fresh(), request)))
+
     async def alerts(request: Request) -> Response:
         found = [a for a in state_of(await api.fresh())["alerts"] if a["model"] == request.path_params["model"]]
         return json_response(found)
@@ -231,6 +235,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/data", data),
         Route("/v1/models/{model}/reliability", of_window(reliability_of)),
         Route("/v1/models/{model}/curves", of_window(curves_of)),
+        Route("/v1/models/{model}/features", features),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
         Route("/v1/models/{model}/audit", of_model("audit")),
@@ -429,6 +434,29 @@ def curves_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
         "counts": curves.counts_at(reading, curves.STEPS),
         "current": or_reason("no_threshold" if v.threshold is None else curves.counts_at(reading, [v.threshold])[0]),
     }
+
+
+def inputs_of(v: Version) -> dict[str, Any]:
+    """Return how features and the mix of slices differ from the baseline, by window."""
+    windows = {
+        i.window: {
+            "day": iso(i.day * DAY)[:10],
+            "features": {s.name: _shift(s, "bins") for s in i.features},
+            "segments": {s.name: _shift(s, "slices") for s in i.segments},
+        }
+        for i in v.inputs
+    }
+    return {"model": v.model, "version": v.version, "role": v.role, "windows": windows}
+
+
+def _shift(s: Shift, cells: str) -> dict[str, Any]:
+    size = {"reason": s.reason} if s.reason else {"psi": s.psi, "psi_null": s.psi_null, "js": s.js}
+    apart = {what: _share(c) for what, c in (("missing", s.missing), ("unseen", s.unseen)) if c is not None}
+    return {"n": s.n, **size, **apart, cells: [{"name": c.name, **_share(c)} for c in s.cells]}
+
+
+def _share(c: Cell) -> dict[str, float | None]:
+    return {"share": c.share.value, "low": c.share.low, "high": c.share.high, "baseline": c.baseline}
 
 
 _COLUMNS = ("flagged_share", "prevalence", "mean_score", "bias", "ece", "brier", "roc_auc", "recall", "precision")

@@ -33,8 +33,10 @@ from monitor.core.days import (
 )
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
 from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
+from monitor.core.features import Feature, to_dict
 from monitor.core.metrics import METRICS, Estimate, measure, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
+from monitor.core.metrics.inputs import Inputs, feature_shifts, slice_mix
 from monitor.core.policy import Policy
 from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
@@ -76,6 +78,11 @@ def baseline_checksum(baseline: Baseline) -> str:
     return "sha256:" + hashlib.sha256(baselines.to_json(replace(baseline, checksum="")).encode()).hexdigest()
 
 
+def features_digest(features: Mapping[str, Feature]) -> str:
+    """Return a digest of what the codes of features mean."""
+    return hashlib.sha256(json.dumps(list(to_dict(features).items())).encode()).hexdigest()[:16]
+
+
 def summary(table: Table, rules: tuple[LabelRule, ...], key: Key, window: str, edges: Ints | None) -> tuple[Estimate, ...]:
     """Return the mature estimates that the timeline shows; `rules` say by verdict what no label means."""
     return measure(readings.mature(table, rules), key, window, edges, None, _SUMMARY)
@@ -85,6 +92,11 @@ def summed(name: str, table: Table, rules: tuple[LabelRule, ...]) -> tuple[Float
     """Return what a day of a slice is worth among others: its sums without and with outcomes, and for `all` the ranks."""
     reading = readings.mature(table, rules)
     return day_sums(readings.scored(table)), day_sums(reading), day_ranks(reading) if name == "all" else None
+
+
+def _rows_by_slice(estimates: Iterable[Estimate], window: str) -> dict[str, int]:
+    """Return how many rows each slice has in a window."""
+    return {e.key.slice: e.n for e in estimates if (e.metric, e.window) == ("mean_score", window)}
 
 
 def add_passed(store: Store, code: int, rows: NDArray[Any], slices: tuple[str, ...], members: NDArray[np.int32]) -> None:
@@ -103,6 +115,7 @@ class Mature:
     state: tuple[Any, ...]
     estimates: tuple[Estimate, ...]
     readings: dict[tuple[Key, str], Reading]
+    inputs: tuple[Inputs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +139,10 @@ class Watched:
     often each policy was named in them, `days` the tables of the last 28 mature days by slice, `sums` what `summed` makes of
     them (beside them), `open` those of the slice `all` of days that are not mature, `seen` when its last event came.
     `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
-    missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `spread` is how much more the
-    days of the baseline differ than independent rows would. `unwritten` is an observed baseline that could not be written yet,
-    and `problem` why.
+    missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `features_since` (ms) is when
+    features began to be coded as they are in the baseline, `promised` the rows of its slices and those by feature and code.
+    `spread` is how much more the days of the baseline differ than independent rows would. `unwritten` is an observed baseline
+    that could not be written yet, and `problem` why.
     """
 
     store: Store
@@ -153,6 +167,8 @@ class Watched:
     histogram: NDArray[np.float64] | None = None
     score_sum: float = 0.0
     seen: int = 0
+    features_since: int = 0
+    promised: tuple[Mapping[str, int], Ints | None] = ({}, None)
     stale: bool = True
     open_months: set[str] = field(default_factory=set)
     looks: Looks = field(init=False)
@@ -258,6 +274,7 @@ class Watched:
         self.baseline, self.stale = baseline, True
         self.reference = readings.scored(baseline.table("all")) if baseline else None
         self.validation, self.off = readings.promised(baseline.table("all")) if baseline and baseline.promises else None, {}
+        self.promised = (baseline.rows(), baseline.table("all").features) if baseline else ({}, None)
         self.revision += 1
         self.baseline_revision += 1
         self._members()
@@ -509,7 +526,31 @@ class Watched:
                 names = (SCORED, OUTCOMES) if name == "all" else (_SLICE_SCORED, _SLICE_OUTCOMES)
                 estimates += measure(scored, key, window, self.edges, reference, names[0], before)
                 estimates += measure(reading, key, window, self.edges, None, names[1], after)
-        return Mature(state, tuple(estimates), kept)
+        return Mature(state, tuple(estimates), kept, self._mature_inputs(windows[-1], estimates))
+
+    def _mature_inputs(self, days: tuple[int, ...], estimates: Sequence[Estimate]) -> tuple[Inputs, ...]:
+        """Return the features and the mix of slices on the newest and the last 28 mature days; of no days, nothing."""
+        if not days:
+            return ()
+        coded = {d: self.days[d]["all"] for d in days if d * DAY >= self.features_since}
+        newest = {name: t.n for name, t in self.days[days[-1]].items()}
+        return (
+            self._inputs("day", days[-1], [coded[d] for d in days[-1:] if d in coded], newest),
+            self._inputs(MATURE[-1], days[-1], list(coded.values()), _rows_by_slice(estimates, MATURE[-1])),
+        )
+
+    def recent_inputs(self, now: int, estimates: Sequence[Estimate]) -> Inputs:
+        """Return the features and the mix of slices in the last 24 hours, given the `recent` estimates."""
+        hours = [h for h in recent_hours(now, "24h") if h in self.hours and h * HOUR >= self.features_since]
+        rows = _rows_by_slice(estimates, "24h")
+        return self._inputs("24h", now // DAY, [self.hours[h][0] for h in hours], rows)
+
+    def _inputs(self, window: str, day: int, coded: Sequence[Table], rows: Mapping[str, int]) -> Inputs:
+        counts = [t.features for t in coded if t.features is not None]
+        frozen = self.baseline.features if self.baseline else {}
+        live = sum(counts[1:], counts[0]) if counts else None
+        features = feature_shifts(self.model.features, frozen, live, self.promised[1])
+        return Inputs(window, day, features, slice_mix(self.model.segments, rows, self.promised[0]))
 
     def _errors(self, days: tuple[int, ...]) -> Mapping[str, Error]:
         """Return what estimates without labels were worth on mature days after the validation."""
@@ -646,7 +687,7 @@ class Watched:
         """Return the months that have closed days."""
         return sorted({month_of(d) for v, d in self.store.closed if v == self.code})
 
-    def view(self, now: int, policy: Policy | None, activated_at: int | None, threshold: float | None) -> Version:
+    def view(self, now: int, policy: Policy | None, activated_at: int | None, threshold: float | None, inputs: Inputs) -> Version:
         """Return the version as the snapshot shows it."""
         spans = {d: self.store.spans[self.code, d] for d in self.waiting()}
         following: dict[str, int] = {}
@@ -680,6 +721,7 @@ class Watched:
             threshold,
             following,
             self.model.rules,
+            (inputs, *(self.measured.inputs if self.measured else ())),
             (histogram, self.score_sum),
             self.detections(now) if self.role == "live" else (),
         )

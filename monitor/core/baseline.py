@@ -51,6 +51,10 @@ class Baseline:
         """Return the sum of all days of a slice."""
         return total(list(self.days.get(name, {}).values()))
 
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each slice has."""
+        return {name: sum(t.n for t in self.days.get(name, {}).values()) for name in self.slices}
+
 
 def slice_names(count: Ints, combos: Sequence[Combo], segments: Sequence[str]) -> tuple[str, ...]:
     """Return `all`, then one slice per segment value with at least 200 rows, largest first, at most 100, then the others.

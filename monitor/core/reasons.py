@@ -33,6 +33,7 @@ UNDEFINED = {
     "no_negatives": "The window has no negative outcome.",
     "no_flagged": "Nothing was flagged in the window.",
     "no_threshold": "There is no policy, no configured threshold and no verdict in the events.",
+    "no_values": "Every value of the feature is missing or unseen.",
     "no_baseline": "The metric needs a baseline and there is none.",
     "degenerate": "All scores are exactly 0 or 1, so the logarithm has no meaning.",
     "separable": "The scores tell the classes apart or are all alike, so no slope is the most likely one.",

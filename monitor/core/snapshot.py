@@ -7,6 +7,7 @@ from monitor.core.days import Key
 from monitor.core.delays import SuggestedHorizon
 from monitor.core.events import Ints
 from monitor.core.metrics import Estimate
+from monitor.core.metrics.inputs import Inputs
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
@@ -38,7 +39,8 @@ class Version:
     Times are ms since 1970. `waiting` days are not mature yet; `known` of their rows have a label already, which is the share
     `completeness` of the labels that come by the horizon. `coverage` is the share of the labels of the last 28 mature days
     that came of those to be expected (`readings.coverage`). Both are None where they cannot be told. `following`
-    counts the rows of the last 24 hours by the policy they named (empty text: none). `scores` is a histogram since the
+    counts the rows of the last 24 hours by the policy they named (empty text: none). `inputs` are features and the mix of
+    slices in the last 24 hours, and on the newest and the last 28 mature days if there are any. `scores` is a histogram since the
     start: cumulative counts by upper bound, and the sum.
     """
 
@@ -64,6 +66,7 @@ class Version:
     threshold: float | None
     following: Mapping[str, int]
     rules: tuple[Rule, ...]
+    inputs: tuple[Inputs, ...]
     scores: tuple[Mapping[str, float], float]
     detections: tuple[Detection, ...] = ()
 
