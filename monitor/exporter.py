@@ -142,13 +142,18 @@ def _version(f: _Families, v: Version) -> None:
         f.put("scorewatch_policy_following", n, v.model, v.version, policy)
     for inputs in v.inputs:
         if inputs.window != "day":
-            _inputs(f, inputs, (*labels, "all", inputs.window))
+            _inputs(f, inputs, labels)
 
 
-def _inputs(f: _Families, inputs: Inputs, labels: tuple[str, ...]) -> None:
+def _inputs(f: _Families, inputs: Inputs, version: tuple[str, str, str]) -> None:
     """Say the worst of all features and of all segments; more would be a series for each."""
-    for kind, shifts in (("feature", inputs.features), ("slice", inputs.segments)):
-        f.put(f"scorewatch_{kind}_psi_max", max((s.psi for s in shifts if s.psi is not None), default=None), *labels)
+    labels = (*version, "all", inputs.window)
+    for name, shifts in (("feature_psi_max", inputs.features), ("slice_psi_max", inputs.segments)):
+        worst = max((s.psi for s in shifts if s.psi is not None), default=None)
+        f.put(f"scorewatch_{name}", worst, *labels)
+        if shifts:
+            available = (*version[:2], "all", inputs.window, name, shifts[0].reason if worst is None else "")
+            f.put("scorewatch_estimate_available", float(worst is not None), *available)
     for what in ("missing", "unseen"):
         cells = [cell for s in inputs.features if (cell := getattr(s, what)) is not None]
         worst = max((c.share.value - c.baseline for c in cells), default=None)

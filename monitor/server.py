@@ -440,7 +440,7 @@ def inputs_of(v: Version) -> dict[str, Any]:
     """Return how features and the mix of slices differ from the baseline, by window."""
     windows = {
         i.window: {
-            "day": iso(i.day * DAY)[:10],
+            "day": iso(i.day * DAY)[:10] if i.day else None,
             "features": {s.name: _shift(s, "bins") for s in i.features},
             "segments": {s.name: _shift(s, "slices") for s in i.segments},
         }

@@ -36,7 +36,7 @@ from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
 from monitor.core.features import Feature, to_dict
 from monitor.core.metrics import METRICS, Estimate, measure, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
-from monitor.core.metrics.inputs import Inputs, feature_shifts, slice_mix
+from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
 from monitor.core.policy import Policy
 from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
@@ -529,9 +529,11 @@ class Watched:
         return Mature(state, tuple(estimates), kept, self._mature_inputs(windows[-1], estimates))
 
     def _mature_inputs(self, days: tuple[int, ...], estimates: Sequence[Estimate]) -> tuple[Inputs, ...]:
-        """Return the features and the mix of slices on the newest and the last 28 mature days; of no days, nothing."""
+        """Return the features and the mix of slices on the newest and the last 28 mature days."""
         if not days:
-            return ()
+            named = (self.model.features, self.model.segments)
+            none = (tuple(Shift(name, 0, reason="no_mature_days") for name in names) for names in named)
+            return (Inputs(MATURE[-1], 0, *none),)
         coded = {d: self.days[d]["all"] for d in days if d * DAY >= self.features_since}
         newest = {name: t.n for name, t in self.days[days[-1]].items()}
         return (

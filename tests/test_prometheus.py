@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.core import baseline as baselines
 from monitor.core.before_labels import ESTIMATED
+from monitor.core.features import encode, freeze, placed
 from monitor.core.metrics import METRICS
 from monitor.core.reasons import REJECTED
 from monitor.core.tables import LABEL, ROW
@@ -36,6 +37,7 @@ START = 1_748_736_000_000
 """2025-06-01 in ms; the baseline is of the ten days before."""
 BIASED, CARELESS, END, ROWS = 12, 34, 40, 1_200
 COUNTRIES = ("DE", "FR")
+INPUTS = ("feature_psi_max", "slice_psi_max")
 CONFIG = """\
 state: state
 api: 127.0.0.1:0
@@ -46,6 +48,7 @@ models:
   m:
     baseline: baseline.json
     segments: [country]
+    features: [amount]
     labels: {horizon: 24h, missing: unknown}
     mode: auto
 """
@@ -71,8 +74,11 @@ def write_baseline(folder):
     rows["score"] = scores(rng, len(rows))
     rows["combo"] = np.arange(len(rows)) % 2
     labels["outcome"] = rng.random(len(rows)) < rows["score"]
+    features = {"amount": freeze(rows["score"].tolist())}
+    rows["features"] = encode(placed(features, features), [{"amount": p} for p in rows["score"].tolist()])
     combos = [(("country", c),) for c in COUNTRIES]
-    made = baselines.build("m", "v1", ("country",), rows, labels, combos, {"kind": "validation", "rows": len(rows)})
+    provenance = {"kind": "validation", "rows": len(rows)}
+    made = baselines.build("m", "v1", ("country",), rows, labels, combos, provenance, features)
     (folder / "baseline.json").write_text(baselines.to_json(made))
 
 
@@ -97,6 +103,7 @@ class Stream:
         y = (rng.random(n) < p * (0.6 if day >= BIASED else 1.0)).astype(int)
         common = {"model": "m", "version": version}
         columns = {"id": ids, "ts": ts.tolist(), "score": p.tolist(), "segments": [i % 2 for i in range(n)], **common}
+        columns["features"] = {"amount": [None if i % 10 == 0 else x for i, x in enumerate(p.tolist())]}
         taken = self.send("predictions", {**columns, "combos": [{"country": c} for c in COUNTRIES]})
         assert taken == {"accepted": n, "duplicates": 0, "rejected": []}
         some = np.flatnonzero(rng.random(n) > 0.03).tolist()
@@ -228,7 +235,7 @@ def test_every_estimate_is_said_or_its_absence_explained(stream, stage):
     found = samples(stream.stages[stage])
     names = ("model", "version", "slice", "window")
     estimated = (f"estimated_{name}{what}" for name in ESTIMATED for what in ("", "_bias"))
-    wanted = {*METRICS, *(f"nowcast_{name}" for name in NOWCAST), *estimated}
+    wanted = {*METRICS, *INPUTS, *(f"nowcast_{name}" for name in NOWCAST), *estimated}
     said = {(n.removeprefix("scorewatch_"), *map(s.get, names)) for n, s, _ in found if n.removeprefix("scorewatch_") in wanted}
     told = [(s["estimate"], *map(s.get, names), s["reason"], v) for n, s, v in found if n == "scorewatch_estimate_available"]
     assert {t[:5] for t in told if t[6] == 1} == said
@@ -256,6 +263,8 @@ def test_before_a_day_has_matured_there_is_no_outcome_and_the_reason_is_told(str
         **{(f"nowcast_{name}", "waiting"): (0, "incomplete") for name in NOWCAST},
         **{(f"estimated_{name}", "24h"): (1, "") for name in ESTIMATED},
         **{(f"estimated_{name}_bias", "28d"): (0, "few_compared_days") for name in ESTIMATED},
+        **{(name, "24h"): (1, "") for name in INPUTS},
+        **{(name, "28d"): (0, "no_mature_days") for name in INPUTS},
     }
     assert "scorewatch_estimate_available" not in exported(stream.stages["nothing"])
 

@@ -43,7 +43,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What came into a version in a window; `day` is the newest one it holds."""
+    """What came into a version in a window; `day` is the newest one it holds, 0 where it holds none."""
 
     window: str
     day: int
@@ -62,7 +62,7 @@ def shift(name: str, cells: Sequence[str], live: Floats | Ints, base: Floats | I
     """
     n, m = int(live.sum()), int(base.sum())
     if not n or not m:
-        return Shift(name, n, reason="no_baseline" if n else empty)
+        return Shift(name, n, reason=empty if m else "no_baseline")
     used = np.flatnonzero(live + base)
     a, b = live[used].astype(np.float64), base[used].astype(np.float64)
     shares = (Cell(c, share(float(k), n), float(p)) for c, k, p in zip(cells, live, base / m, strict=True))
