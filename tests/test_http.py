@@ -300,7 +300,7 @@ def test_every_bad_prediction_is_named_and_its_neighbours_are_kept(agent):
         ("too_many_versions", {"version": "v2"}),
         ("id", {"id": ""}),
         ("id", {"id": "x" * 257}),
-        ("unsupported", {"features": {"a": 1}}),
+        ("unsupported", {"weight": 0.5}),
         ("label_prob", {"label_prob": 0}),
         ("type", {"cluster": 1.5}),
     ]

@@ -15,9 +15,10 @@ from monitor.agent import Agent
 from monitor.config import load
 from monitor.core.baseline import build, to_json
 from monitor.core.events import DAY, HOUR
+from monitor.core.features import encode, freeze, placed
 from monitor.core.tables import LABEL, ROW
 from monitor.formats import decode
-from monitor.server import state_of
+from monitor.server import inputs_of, state_of
 from monitor.watched import baseline_checksum
 
 DAY0 = 19_000
@@ -28,7 +29,7 @@ state: state
 clock: events
 defaults: {labels: {horizon: 24h, missing: negative}}
 models:
-  looked: {threshold: 0.5, segments: [country], baseline: looked.json}
+  looked: {threshold: 0.5, segments: [country], baseline: looked.json, features: [amount]}
   grouped: {threshold: 0.5, segments: [country], baseline: grouped.json}
 """
 
@@ -52,6 +53,7 @@ def events():
             given, said = {"cluster": f"user-{i // 2}"}, {}
         for version in versions:
             event = {**common, **given, "ts": ts + r.randrange(HOUR), "version": version, "score": r.random()}
+            event["features"] = r.choice([{"amount": r.random()}, {"amount": None}, {"amount": "?"}, None])
             out.append(event | {"segments": {"country": r.choice(["DE", "DE", "FR", "PT"])}})
         for revision in r.sample(range(4), r.choice([0, 1, 1, 1, 2, 3])):
             named = {"version": r.choice(versions)} if r.random() < 0.3 else {}
@@ -70,8 +72,10 @@ def fresh(tmp_path_factory):
     rows["verdict"], rows["combo"] = rows["score"] >= 0.5, rng.integers(0, 2, 1_200)
     labels["outcome"] = rng.random(1_200) < rows["score"]
     combos = [(("country", "DE"),), (("country", "FR"),)]
+    features = {"amount": freeze(rows["score"].tolist())}
+    rows["features"] = encode(placed(features, features), [{"amount": score} for score in rows["score"].tolist()])
     for name in ("looked", "grouped"):
-        made = build(name, "v1", ("country",), rows, labels, combos, {"kind": "validation"})
+        made = build(name, "v1", ("country",), rows, labels, combos, {"kind": "validation"}, features)
         (folder / f"{name}.json").write_text(to_json(replace(made, checksum=baseline_checksum(made))))
     (folder / "config.yaml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as m:
@@ -101,7 +105,9 @@ def told(folder, batches, restarts, ticks):
         assert receipt.rejected == ()
     tick(agent, END)
     agent.publish()
-    versions = sorted(state_of(agent.snapshot)["versions"], key=lambda v: (v["model"], v["version"]))
+    inputs = [inputs_of(v) for v in agent.snapshot.versions]
+    said = zip(state_of(agent.snapshot)["versions"], inputs, strict=True)
+    versions = sorted((v | {"inputs": i} for v, i in said), key=lambda v: (v["model"], v["version"]))
     agent.store.close()
     return versions
 
@@ -119,6 +125,7 @@ def differs(fresh, tmp_path_factory):
     shutil.copytree(fresh, folder)
     expected = told(folder, [sorted(events(), key=lambda e: "label" in e)], set(), {})
     assert [(v["model"], v["version"]) for v in expected] == [(m, v) for m in ("grouped", "looked") for v in ("v1", "v2")]
+    assert [v["inputs"]["windows"]["28d"]["features"]["amount"]["n"] > 0 for v in expected[2:]] == [True, True]
     assert all(v["estimates"]["all"]["28d"][name]["low"] for v in expected for name in ("recall", "precision", "prevalence"))
 
     def differing(found):
