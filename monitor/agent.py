@@ -16,7 +16,6 @@ from monitor import data, timeline
 from monitor.actions.rollback import PolicyError
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
-from monitor.core import baseline as baselines
 from monitor.core import guards, rules
 from monitor.core.baseline import Baseline
 from monitor.core.compare import policy_volume
@@ -54,7 +53,7 @@ from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
-from monitor.watched import Watched, add_passed, baseline_checksum, features_digest
+from monitor.watched import Watched, add_passed, features_digest, read_baseline
 
 log = logging.getLogger("scorewatch")
 
@@ -143,11 +142,9 @@ class Agent:
     def _read_baseline(self, model: Model) -> Baseline:
         assert model.baseline is not None
         try:
-            made = baselines.from_json(model.baseline.read_text())
-        except (OSError, ValueError) as e:
-            raise StateError(f"{model.baseline}: {e}; build it anew or take `models.{model.name}.baseline` out") from None
-        if made.checksum and made.checksum != baseline_checksum(made):
-            raise StateError(f"{model.baseline}: its checksum does not hold, so it was changed; build it anew")
+            made = read_baseline(model.baseline)
+        except ValueError as e:
+            raise StateError(f"{e}; build it anew or take `models.{model.name}.baseline` out") from None
         if made.segments != model.segments:
             raise StateError(
                 f"{model.baseline}: was built with segments {list(made.segments)}, models.{model.name}.segments is "

@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         "--files", type=Path, metavar="DIR", help="write data, baseline and configuration there for `replay`, and end"
     )
 
+    baseline = add("baseline", _show, "Show what a baseline promises.")
+    of_baseline = baseline.add_subparsers(required=True, metavar="COMMAND")
+    show = of_baseline.add_parser("show", help="Print what a baseline file says.", description="Print what a baseline file says.")
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("--json", action="store_true", help="one JSON object")
+
     replay = add("replay", _replay, "Run the agent over files: what would have alerted, and when.")
     configured(replay)
     replay.add_argument(
@@ -151,6 +157,15 @@ def _check(args: argparse.Namespace) -> int:
         print(describe(config) + "\n".join(f"# {line}".rstrip() for line in check.lines(config, sizing, room)))
     if misfits:
         raise ConfigError("\n".join(misfits))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from monitor import promise
+    from monitor.watched import read_baseline
+
+    found = promise.as_dict(read_baseline(args.file))
+    print(json.dumps(found) if args.json else "\n".join(promise.lines(found)))
     return 0
 
 

@@ -78,6 +78,19 @@ def baseline_checksum(baseline: Baseline) -> str:
     return "sha256:" + hashlib.sha256(baselines.to_json(replace(baseline, checksum="")).encode()).hexdigest()
 
 
+def read_baseline(path: Path) -> Baseline:
+    """Return the baseline of a file; raise ValueError that names the file when it cannot be read, is none or was changed."""
+    try:
+        made = baselines.from_json(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ValueError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+    if made.checksum and made.checksum != baseline_checksum(made):
+        raise ValueError(f"{path}: its checksum does not hold, so it was changed")
+    return made
+
+
 def features_digest(features: Mapping[str, Feature]) -> str:
     """Return a digest of what the codes of features mean."""
     return hashlib.sha256(json.dumps(list(to_dict(features).items())).encode()).hexdigest()[:16]

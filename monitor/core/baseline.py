@@ -1,6 +1,7 @@
 """What validation promised: day tables with frozen slices and calibration edges, and where they come from."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +13,13 @@ from monitor.core import features as frozen
 from monitor.core.events import DAY, Ints
 from monitor.core.features import Feature
 from monitor.core.metrics.calibration import calibration_edges
-from monitor.core.readings import scored
+from monitor.core.readings import known, scored
 from monitor.core.tables import EMPTY, GRID, Table, all_rows, count_pieces, from_dict, to_dict, total
 
 Combo = tuple[tuple[str, str], ...]
 
+MIN_DAYS = 14
+"""Fewer days do not show how much days differ."""
 SLICES = 100
 SLICE_ROWS = 200
 OTHER = "other"
@@ -50,6 +53,22 @@ class Baseline:
     def table(self, name: str) -> Table:
         """Return the sum of all days of a slice."""
         return total(list(self.days.get(name, {}).values()))
+
+    @property
+    def day_spread(self) -> float | None:
+        """Return how much calibration differs between days beyond chance, in logits; None of fewer than 14 days with outcomes.
+
+        A day with S = sum (y - p) and V = sum p (1 - p) is off by about S / V, a number whose variance by chance is 1 / V. What
+        the variance between days is above that is the day effect; this is its standard deviation (DerSimonian and Laird,
+        Controlled Clinical Trials 7 (1986), with equal weights).
+        """
+        readings = [known(t) for t in self.days.get("all", {}).values()]
+        sums = np.array([(float((r.pos - r.score * r.n).sum()), float((r.n * r.score * (1 - r.score)).sum())) for r in readings])
+        sums = sums[sums[:, 1] > 0] if len(sums) else sums
+        if len(sums) < MIN_DAYS:
+            return None
+        excess = np.var(sums[:, 0] / sums[:, 1], ddof=1) - np.mean(1 / sums[:, 1])
+        return math.sqrt(max(0.0, float(excess)))
 
     def rows(self) -> dict[str, int]:
         """Return how many rows each slice has."""

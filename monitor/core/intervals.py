@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from monitor.core.events import Floats
 
@@ -283,7 +284,7 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
     return auc, s10 / rows_p + s01 / rows_n
 
 
-def _noise(bins: int) -> Floats:
+def _noise(bins: int) -> NDArray[np.float32]:
     """Return |N(0, 1)| of at most twice 15 bins by draw: of more than 15 the others are those of the draw before."""
     return _NOISE[:bins] if bins <= len(_NOISE) else np.concatenate((_NOISE, np.roll(_NOISE, 1, axis=1)))[:bins]
 

@@ -140,6 +140,24 @@ def test_features_round_trip():
     assert "features" not in json.loads(to_json(replace(made, features={})))
 
 
+def test_day_spread():
+    """The spread is that of the logit shifts between days without the part of chance, and unknown of fewer than 14 days."""
+    rng = np.random.default_rng(4)
+
+    def spread(sd, days, n=2_000):
+        rows, labels = np.zeros(days * n, ROW), np.zeros(days * n, LABEL)
+        rows["ts"] = np.repeat(np.arange(DAY0, DAY0 + days), n) * DAY
+        rows["score"] = p = rng.beta(2, 5, days * n)
+        shift = np.repeat(sd * rng.standard_normal(days), n)
+        labels["outcome"] = rng.random(days * n) < 1 / (1 + np.exp(-np.log(p / (1 - p)) - shift))
+        return build("m", "1", (), rows, labels, [()], {"kind": "validation"}).day_spread
+
+    assert spread(0.4, 200, 1_000) == pytest.approx(0.4, rel=0.15)
+    assert spread(0.0, 200, 1_000) < 0.05
+    assert spread(0.4, 13) is None
+    assert spread(0.4, 14) > 0
+
+
 def _changed(**change):
     rows, labels = world(50)
     body = json.loads(to_json(build("m", "1", (), rows, labels, [()] * 3, {"kind": "validation"}))) | change
