@@ -1,12 +1,20 @@
 """What `scorewatch check` says beside the configuration: the plan of rows, disk and memory, and whether it can fit."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from monitor.config import MOST_ROWS, Config, key_path, written_duration
+import numpy as np
+
+from monitor.config import MOST_ROWS, Config, Model, key_path, written_duration
+from monitor.core import baseline as baselines
+from monitor.core import power
+from monitor.core.baseline import Baseline
+from monitor.core.detectors import nulls
+from monitor.core.events import DAY
+from monitor.core.power import Plan
 from monitor.core.sampling import LEAST
 from monitor.core.sizing import ENOUGH, PROCESS_BYTES, Load, Share, Sizing, size
 
@@ -124,6 +132,52 @@ def _model_lines(s: Share) -> Iterator[str]:
     else:
         yield f"  rows: {about(s.rows)}, all of {about(s.per_day)} a day wait"
     yield f"  first outcomes: {written_duration(s.first)} after the first day has ended"
+
+
+def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
+    """Return what of the changes of a model can be seen when, simulated from its baseline; without per_day at that volume.
+
+    Raises ValueError when the baseline has no rows.
+    """
+    whole, threshold = baseline.table("all"), 1.0 if model.threshold is None else model.threshold
+    if not whole.n:
+        raise ValueError("it has no rows")
+    per_day = model.per_day or round(whole.n / len(baseline.days["all"]))
+    expected = nulls(baseline.days, model.threshold, model.labels.rules, baseline.promises)
+    limits = {r.detector: r.fires[1].high or 0.0 for r in model.rules if r.detector}
+    population, horizon = power.observed(whole, threshold), model.labels.longest / DAY
+    return power.plan(population, per_day, horizon, expected, model.labels.rules, limits, np.random.default_rng(0), runs)
+
+
+def sights(config: Config, progress: Callable[[str], None]) -> dict[str, Plan | str]:
+    """Return what can be seen when by model, or why nobody knows; a model without per_day and baseline is left out."""
+    models = [m for m in config.models.values() if m.per_day or m.baseline]
+    runs = 12 if len(models) < 3 else 5
+    found: dict[str, Plan | str] = {}
+    for m in models:
+        progress(f"what can be seen of {m.name} when")
+        if m.baseline is None:
+            found[m.name] = "write `baseline`: what can be seen depends on the scores and outcomes of validation"
+            continue
+        try:
+            found[m.name] = seen(m, baselines.from_json(m.baseline.read_text()), runs)
+        except (OSError, ValueError) as e:
+            found[m.name] = f"{m.baseline}: {e}"
+    return found
+
+
+def seen_lines(found: Mapping[str, Plan | str]) -> list[str]:
+    """Return what can be seen when for a person; no line has a character that would break it."""
+    out = ["What can be seen when"] if found else []
+    for name, plan in found.items():
+        out.append(name)
+        if isinstance(plan, str):
+            out.append(f"  unknown: {plan}")
+        else:
+            about_runs = f"median of {plan.runs} simulated runs at the configured budget"
+            out.append(f"  with {about(plan.per_day)} predictions a day, from the first day of a change on ({about_runs}):")
+            out += [f"    {line}" for line in power.lines(plan)]
+    return [line if line.isprintable() else repr(line)[1:-1] for line in out]
 
 
 def as_dict(sizing: Sizing, room: Room) -> dict[str, Any]:

@@ -149,12 +149,16 @@ def _check(args: argparse.Namespace) -> int:
 
     config = load(args.config)
     sizing, room = check.size_of(config), check.room_of(config.state)
-    misfits = check.misfits(config, sizing, room)
+    misfits, seen = check.misfits(config, sizing, room), check.sights(config, _progress)
+    _progress("", last=True)
     if args.json:
-        print(json.dumps({"configuration": effective(config), "plan": check.as_dict(sizing, room), "misfits": misfits}))
+        plans = {name: found if isinstance(found, str) else asdict(found) for name, found in seen.items()}
+        plan = {"plan": check.as_dict(sizing, room), "seen": plans}
+        print(json.dumps({"configuration": effective(config), **plan, "misfits": misfits}))
     else:
         # As comments the plan leaves the output a configuration.
-        print(describe(config) + "\n".join(f"# {line}".rstrip() for line in check.lines(config, sizing, room)))
+        lines = check.lines(config, sizing, room) + check.seen_lines(seen)
+        print(describe(config) + "\n".join(f"# {line}".rstrip() for line in lines))
     if misfits:
         raise ConfigError("\n".join(misfits))
     return 0

@@ -4,12 +4,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from monitor import check
 from monitor.check import Room
 from monitor.cli import main
 from monitor.config import describe, load, parse
+from monitor.core import power
+from monitor.core.baseline import Baseline, to_json
+from monitor.core.events import DAY
 from monitor.core.sizing import PROCESS_BYTES
 
 FRAUD = "models: {fraud: {per_day: 100k, labels: {horizon: 90d}}}\n"
@@ -184,3 +188,52 @@ def test_the_memory_that_is_allowed(tmp_path):
 def test_about(n, text):
     """Three digits and a unit say how much it is."""
     assert check.about(n) == text
+
+
+def with_baseline(folder, days=30, per_day=2_000):
+    """Write a baseline of calibrated scores into the folder and return a configuration that names it."""
+    rng = np.random.default_rng(0)
+    population = power.normal(0.05, 2.0, 0.2)
+    tables = {20_000 + i: power.day([population], per_day, 0.0, 0.0, rng)["all"] for i in range(days)}
+    provenance = {"kind": "validation"}
+    until = (20_000 + days) * DAY
+    made = Baseline("fraud", "v1", (), ("all",), np.array([0]), {"all": tables}, until, provenance)
+    (folder / "baseline.json").write_text(to_json(made))
+    return "models: {fraud: {baseline: baseline.json, threshold: 0.2, labels: {horizon: 30d}}}\n"
+
+
+def test_what_can_be_seen_when(tmp_path, capsys):
+    """With a baseline check says when which change is found, in text and in JSON, and the same each time."""
+    path = tmp_path / "c.yaml"
+    path.write_text(with_baseline(tmp_path))
+    assert main(["check", "--config", str(path)]) == 0
+    out = capsys.readouterr().out
+    load_again = tmp_path / "again.yaml"
+    load_again.write_text(out)
+    assert load(load_again).models == load(path).models
+    at = out.index("# What can be seen when\n# fraud\n#   with 2k predictions a day, from the first day of a change on ")
+    lines = out[at:].splitlines()
+    assert lines[3] == "#     first day with an outcome number: day 31, 30 days after the first one has ended"
+    assert [line.split(":")[0].removeprefix("#     ") for line in lines[4:]] == [change.text for change in power.CHANGES]
+    assert main(["check", "--json", "--config", str(path)]) == 0
+    seen = json.loads(capsys.readouterr().out)["seen"]["fraud"]
+    assert (seen["per_day"], seen["first"]) == (2_000, 31)
+    found = {s["change"]: s["days"] for s in seen["sights"]}
+    assert 31 <= found["recall -20 points"] <= found["recall -10 points"]
+    assert all(f"# {line}" in lines for line in (f"    {c}: {d:g} days" for c, d in found.items() if c == "flagged volume x 2"))
+
+
+def test_what_nobody_can_see(tmp_path):
+    """Without a baseline check says what it needs, of a damaged one which file it is, and of other models nothing."""
+    path = tmp_path / "c.yaml"
+    (tmp_path / "broken.json").write_text("{")
+    path.write_text("models: {a: {per_day: 5}, b: {baseline: broken.json}, c: }\n")
+    lines = check.seen_lines(check.sights(load(path), lambda text: None))
+    assert lines[:3] == [
+        "What can be seen when",
+        "a",
+        "  unknown: write `baseline`: what can be seen depends on the scores and outcomes of validation",
+    ]
+    assert lines[3] == "b"
+    assert lines[4].startswith(f"  unknown: {tmp_path / 'broken.json'}: ")
+    assert len(lines) == 5
