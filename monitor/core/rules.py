@@ -21,7 +21,7 @@ SHOWN: Mapping[str, str] = {
     "recall": "recall",
     "precision": "precision",
     "fpr": "fpr",
-    "high_confidence_errors": "accuracy",
+    "high_confidence_errors": "high_confidence_error_share",
     "roc_auc": "roc_auc",
     "prevalence": "prevalence",
     "flagged_share": "flagged_share",
