@@ -475,15 +475,22 @@ class Agent:
     # Rules, decisions, actions.
 
     def _detect(self, active: Sequence[Watched], closing: Mapping[tuple[int, int], Any], now: int) -> None:
-        """Let the detectors of live versions look at the whole days that ended or matured, each version by its traffic."""
+        """Let detectors look at the whole days that ended or matured: of live versions by their traffic, then of canaries."""
         arriving = self.store.touched if isinstance(self.clock, WallClock) else set()
         live = [w for w in active if w.role == "live"]
-        for w in live:
-            days = [{d for v, d in keys if v == w.code} for keys in (closing, arriving)]
-            w.look(now, self.served.threshold(*w.name), *days)
+        for w in (*live, *(w for w in active if w.role == "canary")):
+            closed, coming = ({d for v, d in keys if v == w.code} for keys in (closing, arriving))
+            beside = self._beside(w, live) if w.role == "canary" else None
+            if w.role == "live" or beside is not None:
+                w.look(now, self.served.threshold(*w.name), closed, coming, beside)
         for w in live:
             together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
             w.looks.weigh(together)
+
+    def _beside(self, canary: Watched, live: Iterable[Watched]) -> Watched | None:
+        """Return the live version of the model with the most traffic, None when there is none."""
+        others = [w for w in live if w.model.name == canary.model.name]
+        return max(others, key=lambda w: (w.looks.volume.get(w.looks.ended, 0), w.version), default=None)
 
     def _look(self, active: Sequence[Watched], now: int) -> tuple[list[Alert], list[Alert]]:
         """Return the alerts that are pending or firing after this tick, and those that ended with it."""
@@ -492,13 +499,13 @@ class Agent:
         spoken = {w.name: w for w in active}
         for key, alert in list(self.alerts.items()):
             w = spoken.get(key[:2])
-            known = w is not None and w.role == "live" and any(r.name == alert.rule for r in w.model.rules)
+            known = w is not None and any(r.name == alert.rule for r in w.rules)
             if not known:
                 reason = "version_gone" if w is None else "switched_off"
                 ended.append(rules.resolved(alert, reason, now))
                 del self.alerts[key]
         for w in active:
-            for rule in w.model.rules if w.role == "live" else ():
+            for rule in w.rules:
                 key = *w.name, rule.name
                 before = self.alerts.get(key)
                 unwatched = self._unwatched(rule, w, now)

@@ -199,7 +199,7 @@ def _bins(f: _Families, labels: tuple[str, ...], bins: Iterable[Any]) -> None:
 def _alerts(f: _Families, s: Snapshot) -> None:
     active = {a.key: a for a in s.alerts if a.state == "firing"}
     for v in s.versions:
-        for rule in v.rules if v.role == "live" else ():
+        for rule in v.rules:
             alert = active.get((v.model, v.version, rule.name))
             f.put("scorewatch_alert_active", float(alert is not None), v.model, v.version, rule.name, rule.severity)
             if alert is None:

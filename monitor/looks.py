@@ -1,16 +1,18 @@
 """What the detectors of one version have seen: a fold over whole days, kept between ticks and starts."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
-from monitor.core import detectors, readings
+from monitor.core import canary, detectors, readings
 from monitor.core.days import Key
-from monitor.core.detectors import Evidence, Nulls
+from monitor.core.detectors import EFFECTS, NO_EVIDENCE, Evidence, Nulls
+from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate
 from monitor.core.readings import LabelRule
 from monitor.core.rules import EFFECT, EVIDENCE, Rule
@@ -32,6 +34,62 @@ _HISTORY = 40
 """Evidence is remembered after each of the last so many days, to go on from there when an earlier day is counted again."""
 
 Tables = Callable[[int], Mapping[str, Table]]
+Window = Callable[[Rule, str], tuple[list[int], Table]]
+"""The days that the effect of a rule is about, and the table of one slice on them."""
+
+
+class Promise(NamedTuple):
+    """What a live version is looked at beside: what its baseline promises."""
+
+    nulls: Nulls
+    labels: tuple[LabelRule, ...]
+
+    def reason(self, detector: str) -> str:
+        """Return why a detector cannot look, or nothing."""
+        return self.nulls.reasons.get(detector, "")
+
+    def look(self, rule: Rule, evidence: Evidence | None, day: int, tables: Mapping[str, Table]) -> Evidence | None:
+        """Return the evidence after one look at a day."""
+        return detectors.look(rule.detector, evidence, day, tables, self.nulls, self.labels, limit_of(rule))
+
+    def effect(self, rule: Rule, days: Iterable[int], part: str, table: Table) -> Measured | str:
+        """Return how far the days of a slice are off."""
+        return detectors.effect(rule.detector, table, self.nulls, self.labels, part)
+
+    def spread(self, detector: str) -> float | None:
+        """Return the long-run variance from day to day."""
+        return self.nulls.lr.get(detector)
+
+
+class Beside(NamedTuple):
+    """What a canary is looked at beside: the live version on the same days. `live(basis, day)` are its tables by slice."""
+
+    live: Callable[[str, int], Mapping[str, Table]]
+    labels: tuple[LabelRule, ...]
+
+    def reason(self, detector: str) -> str:
+        """Return nothing: every contrast can be looked for."""
+        return ""
+
+    def look(self, rule: Rule, evidence: Evidence | None, day: int, tables: Mapping[str, Table]) -> Evidence | None:
+        """Return the evidence after one look at a day of both."""
+        return canary.look(rule.detector, evidence, day, tables, self.live(rule.basis, day), self.labels, limit_of(rule))
+
+    def effect(self, rule: Rule, days: Iterable[int], part: str, table: Table) -> Measured | str:
+        """Return how far the canary is from the live version on the days."""
+        live = total([self.live(rule.basis, d).get(part, EMPTY) for d in days])
+        return canary.effect(rule.detector, table, live, self.labels)
+
+    def spread(self, detector: str) -> float | None:
+        """Return nothing: what a day brings to both is no difference."""
+        return None
+
+
+def limit_of(rule: Rule) -> float:
+    """Return what the evidence of a rule with a detector has to pass."""
+    limit = rule.fires[1].high
+    assert limit is not None
+    return limit
 
 
 @dataclass(slots=True)
@@ -41,11 +99,13 @@ class Looks:
     `since` is the first day that counts for a rule, `changed` the first whole day under the present threshold. `mature` and
     `ended` are the newest days looked at. `history` holds the evidence after each of the last mature days, `dirty` the oldest
     day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` the labels that
-    came of those expected by mature day, `skipped` why a mature day was not looked at. `turn` counts changes.
+    came of those expected by mature day, `skipped` why a mature day was not looked at. `turn` counts changes. Of a canary
+    there is a rule by contrast, and they speak together as the rule named `canary`.
     """
 
     rules: tuple[Rule, ...]
     labels: tuple[LabelRule, ...]
+    canary: str = ""
     evidence: dict[str, Evidence] = field(default_factory=dict)
     since: dict[str, int] = field(default_factory=dict)
     threshold: float | None = None
@@ -60,14 +120,14 @@ class Looks:
     recent: dict[int, dict[str, Table]] = field(default_factory=dict)
     coverage: dict[int, float] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
-    nulls: Nulls | None = None
+    test: Promise | Beside | None = None
     digest: str = ""
     unsaved: bool = False
     turn: int = 0
 
     # Where it starts.
 
-    def expect(self, digest: str, nulls: Nulls, threshold: float | None, first: int, today: int) -> None:
+    def expect(self, digest: str, test: Promise | Beside, threshold: float | None, first: int, today: int) -> None:
         """Take what detectors expect from now on; `first` is the first day after the baseline, `today` the current one.
 
         Days under another threshold say nothing about this one. After another baseline, of another `digest`, all days are
@@ -79,7 +139,7 @@ class Looks:
                 self._anew(rule.name, self.changed)
         if self.digest not in ("", digest):
             self.evidence, self.history, self.dirty = {}, {}, 0
-        self.digest, self.nulls, self.threshold, self.first = digest, nulls, threshold, first
+        self.digest, self.test, self.threshold, self.first = digest, test, threshold, first
 
     def weigh(self, together: int) -> None:
         """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet."""
@@ -91,9 +151,9 @@ class Looks:
 
     def restart(self, name: str) -> None:
         """Begin the evidence of a rule anew after the days that were looked at."""
-        rule = next((r for r in self.rules if r.name == name), None)
-        if rule is not None:
-            self._anew(name, 1 + (self.mature if rule.basis == "mature" else self.ended))
+        for rule in self.rules:
+            if rule.name == name or self.canary == name:
+                self._anew(rule.name, 1 + (self.mature if rule.basis == "mature" else self.ended))
 
     def _changed(self) -> None:
         self.unsaved, self.turn = True, self.turn + 1
@@ -113,7 +173,7 @@ class Looks:
         """
         days = sorted(closed)
         self.dirty = min((d for d in (*again, *(() if self.dirty is None else (self.dirty,))) if d <= self.mature), default=None)
-        if not days or days[-1] <= self.mature or self.nulls is None:
+        if not days or days[-1] <= self.mature or self.test is None:
             return
         first = self.mature + 1
         if self.dirty is not None:
@@ -137,7 +197,7 @@ class Looks:
         self.volume[day] = tables["all"].n if tables else 0
         if tables:
             self.recent[day] = {name: replace(all_rows(t), features=None) for name, t in tables.items()}
-            if self.nulls is not None:
+            if self.test is not None:
                 self._see("scored", day, tables)
         self.ended = day
         self._changed()
@@ -145,7 +205,7 @@ class Looks:
         self.recent = _newest(self.recent, day)
 
     def _see(self, basis: str, day: int, tables: Mapping[str, Table]) -> None:
-        assert self.nulls is not None
+        assert self.test is not None
         if day < self.first:
             return
         if basis == "mature":
@@ -154,10 +214,10 @@ class Looks:
                 self.skipped[day] = reason
         if basis == "scored" or day not in self.skipped:
             for rule in self.rules:
-                if rule.basis == basis and day >= self.since.get(rule.name, 0) and rule.detector in self.nulls.by:
-                    before, limit = self.evidence.get(rule.name), rule.fires[1].high
-                    assert limit is not None
-                    self.evidence[rule.name] = detectors.look(rule.detector, before, day, tables, self.nulls, self.labels, limit)
+                if rule.basis == basis and day >= self.since.get(rule.name, 0) and not self.test.reason(rule.detector):
+                    after = self.test.look(rule, self.evidence.get(rule.name), day, tables)
+                    if after is not None:
+                        self.evidence[rule.name] = after
         if basis == "mature":
             self.history[day] = {
                 r.name: self.evidence[r.name] for r in self.rules if r.name in self.evidence and r.basis == basis
@@ -176,21 +236,24 @@ class Looks:
 
     def detections(self, key: Key, days: Iterable[int], of: Callable[[Iterable[int], str], Table]) -> tuple[Detection, ...]:
         """Return what each rule with a detector sees; `of` gives the table of mature days and a slice, `days` are the newest."""
-        days = tuple(days)
+        mature = tuple(days)
 
-        def window(rule: Rule, part: str) -> Table:
-            return of(self.days_of(rule, days), part) if rule.basis == "mature" else self.scores(rule, part)
+        def window(rule: Rule, part: str) -> tuple[list[int], Table]:
+            if rule.basis == "mature":
+                chosen = self.days_of(rule, mature)
+                return chosen, of(chosen, part)
+            return [d for d in self.recent if d >= self._from(rule)], self.scores(rule, part)
 
-        return tuple(self._detection(rule, key, window) for rule in self.rules)
+        found = tuple(self._detection(rule, key, window) for rule in self.rules)
+        return (_together(self.canary, found, key),) if self.canary and found else found
 
-    def _detection(self, rule: Rule, key: Key, window: Callable[[Rule, str], Table]) -> Detection:
+    def _detection(self, rule: Rule, key: Key, window: Window) -> Detection:
         nothing = Estimate(rule.detector + EVIDENCE, key, rule.window, rule.basis, None, None, None, 0, "no_baseline")
-        limit = rule.fires[1].high
-        assert limit is not None
-        if self.nulls is None:
+        limit = limit_of(rule)
+        if self.test is None:
             return Detection(rule.name, rule.detector, nothing, replace(nothing, metric=rule.detector + EFFECT), limit)
-        lr = self.nulls.lr.get(rule.detector)
-        reason = self.nulls.reasons.get(rule.detector) or ("low_traffic" if self.weight <= FEW else "")
+        lr = self.test.spread(rule.detector)
+        reason = self.test.reason(rule.detector) or ("low_traffic" if self.weight <= FEW else "")
         effect = replace(nothing, metric=rule.detector + EFFECT, reason=reason) if reason else self._effect(rule, key, window)
         evidence = None if reason else self.evidence.get(rule.name)
         if evidence is None:
@@ -204,16 +267,16 @@ class Looks:
             effect = max((e for e in named if e.value is not None), key=partial(_beyond, rule), default=effect)
         return Detection(rule.name, rule.detector, seen, effect, limit, evidence.looks, evidence.since, slices, lr)
 
-    def _effect(self, rule: Rule, key: Key, window: Callable[[Rule, str], Table]) -> Estimate:
-        assert self.nulls is not None
-        table = window(rule, key.slice)
-        found = detectors.effect(rule.detector, table, self.nulls, self.labels, key.slice) if table.n else "no_mature_days"
+    def _effect(self, rule: Rule, key: Key, window: Window) -> Estimate:
+        assert self.test is not None
+        days, table = window(rule, key.slice)
+        found = self.test.effect(rule, days, key.slice, table) if table.n else "no_mature_days"
         nothing = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n)
         return replace(nothing, **({"reason": found} if isinstance(found, str) else found._asdict()))
 
-    def scores(self, rule: Rule, name: str) -> Table:
+    def scores(self, rule: Rule, part: str) -> Table:
         """Return the rows of a slice of the last days that ended which the effect of a rule may be about."""
-        return total([t.get(name, EMPTY) for d, t in self.recent.items() if d >= self._from(rule)])
+        return total([t.get(part, EMPTY) for d, t in self.recent.items() if d >= self._from(rule)])
 
     def _from(self, rule: Rule) -> int:
         """Return the first day that the effect of a rule may be about."""
@@ -271,6 +334,21 @@ _PLAIN = (
     "coverage",
     "skipped",
 )
+
+
+def _together(name: str, found: Sequence[Detection], key: Key) -> Detection:
+    """Return what all contrasts of a canary say: evidence is the mean of theirs, the effect that of the one with most of it."""
+    values = [NO_EVIDENCE if d.evidence.value is None else d.evidence.value for d in found]
+    most = max(values)
+    lead = found[values.index(most)]
+    mean = most + math.log(sum(math.exp(v - most) for v in values) / len(values))
+    evidence = replace(lead.evidence, metric="canary" + EVIDENCE, key=key)
+    if evidence.value is not None:
+        evidence = replace(evidence, value=mean)
+    effect, large = replace(lead.effect, metric="canary" + EFFECT), EFFECTS[lead.detector][0]
+    if effect.value is not None:
+        effect = replace(effect, value=abs(effect.value) / large, low=None, high=None)
+    return replace(lead, rule=name, detector=lead.detector, evidence=evidence, effect=effect)
 
 
 def _newest(by_day: Mapping[int, dict[str, Table]], day: int) -> dict[int, dict[str, Table]]:

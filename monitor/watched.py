@@ -17,6 +17,7 @@ from monitor.core import baseline as baselines
 from monitor.core import detectors, readings
 from monitor.core.baseline import Baseline
 from monitor.core.before_labels import Error, before_labels, errors, off, worth
+from monitor.core.canary import CONTRASTS
 from monitor.core.days import (
     MATURE,
     RECENT,
@@ -40,10 +41,10 @@ from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
 from monitor.core.policy import Policy
 from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
-from monitor.core.rules import Rule
+from monitor.core.rules import Rule, detecting
 from monitor.core.snapshot import Detection, Version
 from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
-from monitor.looks import Looks
+from monitor.looks import Beside, Looks, Promise
 from monitor.series import NOWCAST, SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
@@ -195,8 +196,19 @@ class Watched:
 
     def __post_init__(self) -> None:
         """Begin without evidence."""
-        rules = tuple(r for r in self.model.rules if r.detector)
-        self.looks = Looks(rules, self.model.labels.rules)
+        looking = tuple(r for r in self.rules if r.detector)
+        if self.role == "canary" and looking:
+            limit = looking[0].fires[1]
+            contrasts = (detecting(name, name) for name in CONTRASTS)
+            rules = tuple(replace(r, fires=(r.fires[0], replace(limit, metric=r.fires[1].metric))) for r in contrasts)
+            self.looks = Looks(rules, self.model.labels.rules, looking[0].name)
+        else:
+            self.looks = Looks(looking, self.model.labels.rules)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules that are looked at for a version of this role."""
+        return tuple(r for r in self.model.rules if r.role == self.role)
 
     @property
     def name(self) -> tuple[str, str]:
@@ -620,23 +632,27 @@ class Watched:
 
     # Looking at whole days.
 
-    def look(self, now: int, threshold: float | None, closing: Collection[int], arriving: Collection[int]) -> None:
+    def look(
+        self, now: int, threshold: float | None, closing: Collection[int], arriving: Collection[int], live: "Watched | None"
+    ) -> None:
         """Look at the days that ended and those that matured since the last time; `closing` days have just been counted.
 
-        A day in `arriving` has not ended yet, whatever the clock says: its events are being read in.
+        A day in `arriving` has not ended yet, whatever the clock says: its events are being read in. A canary is looked at
+        beside the `live` version.
         """
-        if not closing and self.looks.ended >= now // DAY - 1 and self.expected_of == (self.baseline_revision, threshold):
+        state = (self.baseline_revision, threshold) if live is None else live.name
+        if not closing and self.looks.ended >= now // DAY - 1 and self.expected_of == state:
             return
         closed = {d for v, d in self.store.closed if v == self.code} | set(closing)
-        there = {d for v, d in self.store.spans if v == self.code} | closed
-        there |= {d for v, kind, d in self.store.passed if v == self.code and kind == "day"}
-        self._expect(closed, threshold, now)
+        there = self._there() | closed
+        if live is None:
+            self._expect(closed, threshold, now)
+        elif self.expected_of != state:
+            self.expected_of = state
+            self.looks.expect(live.version, Beside(live.tables_beside, self.model.labels.rules), None, 0, now // DAY)
 
         def tables_of(day: int) -> Mapping[str, Table]:
-            if day not in closed:
-                return self.counted(day)
-            whole = self.days.get(day, {})
-            return whole if whole.keys() > {"all"} or day in closing else self.store.log.day(self.code, day)
+            return self.tables_of(day, day in closed)
 
         self.looks.see_mature(closed, closing, tables_of)
         first = self.looks.ended + 1 if self.looks.ended >= 0 else min(there, default=now // DAY)
@@ -645,10 +661,35 @@ class Watched:
                 break
             self.looks.see_ended(day, tables_of(day) if day in there else {})
 
+    def _there(self) -> set[int]:
+        """Return the days that have rows or tables of rows that did not wait."""
+        return {d for v, d in self.store.spans if v == self.code} | {
+            d for v, kind, d in self.store.passed if v == self.code and kind == "day"
+        }
+
+    def tables_of(self, day: int, closed: bool) -> Mapping[str, Table]:
+        """Return the tables of a day by slice: the final ones of a closed day, else those of its rows now."""
+        if not closed:
+            return self.counted(day)
+        whole = self.days.get(day, {})
+        return (
+            whole if whole.keys() > {"all"} or (self.code, day) not in self.store.closed else self.store.log.day(self.code, day)
+        )
+
+    def tables_beside(self, basis: str, day: int) -> Mapping[str, Table]:
+        """Return the tables of a day for a canary to be looked at beside: nothing where there are no rows or no outcomes yet."""
+        closed = day in self.days or (self.code, day) in self.store.closed
+        if basis == "scored" and day in self.looks.recent:
+            return self.looks.recent[day]
+        if closed:
+            return self.tables_of(day, closed)
+        return self.counted(day) if basis == "scored" and day in self._there() else {}
+
     def _expect(self, closed: Collection[int], threshold: float | None, now: int) -> None:
         """Tell the detectors what the baseline makes them expect under the present threshold."""
         baseline, state = self.baseline, (self.baseline_revision, threshold)
-        learning = self.looks.nulls is not None and "learning" in self.looks.nulls.reasons.values()
+        test = self.looks.test
+        learning = isinstance(test, Promise) and "learning" in test.nulls.reasons.values()
         if self.expected_of == state and not learning:
             return
         self.expected_of = state
@@ -658,7 +699,8 @@ class Watched:
         days = sorted(d for d in closed if d >= first)[:_LEARNING]
         live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in days}
         nulls = detectors.nulls(baseline.days, threshold, self.model.labels.rules, baseline.promises, live)
-        self.looks.expect(f"{baseline.checksum} {self.counted_by}", nulls, threshold, first, now // DAY)
+        promise = Promise(nulls, self.model.labels.rules)
+        self.looks.expect(f"{baseline.checksum} {self.counted_by}", promise, threshold, first, now // DAY)
 
     def detections(self, now: int) -> tuple[Detection, ...]:
         """Return what the detectors see, made anew only when they looked at a day or what they look at changed."""
@@ -676,6 +718,8 @@ class Watched:
     def detection(self, rule: Rule, now: int) -> dict[str, Estimate]:
         """Return the estimates that the rule of a detector looks at and the one its alert shows, of the slice that is off."""
         seen = next(d for d in self.detections(now) if d.rule == rule.name)
+        if rule.name not in self.said and rule.role == "canary":
+            self.said[rule.name] = {e.metric: e for e in (seen.effect, seen.evidence)}
         if rule.name not in self.said:
             key, reference = seen.effect.key, self.reference if seen.effect.key.slice == "all" else None
             if rule.basis == "mature":
@@ -738,5 +782,5 @@ class Watched:
             self.model.rules,
             (inputs, *(self.measured.inputs if self.measured else ())),
             (histogram, self.score_sum),
-            self.detections(now) if self.role == "live" else (),
+            self.detections(now),
         )

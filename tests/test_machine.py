@@ -211,8 +211,9 @@ def test_files_that_find_no_room(tmp_path, agent, system, size, config):
 def test_a_clock_that_jumps_back_and_forth(tmp_path, monkeypatch):
     """While the machine's time is wrong events of the right time are taken, no day closes, and no row leaves."""
     (tmp_path / "config.yaml").write_text(CONFIG.replace("clock: events\n", "").replace("24h", "24h, corrections: 0s"))
+    right = clock.wall() // DAY * DAY + 12 * HOUR  # the same at any time of the day
+    monkeypatch.setattr(clock, "wall", lambda: right)
     a = Agent(load(tmp_path / "config.yaml"), "test")
-    right = clock.wall() // DAY * DAY + 12 * HOUR  # at any time of the day the same
     for i, jump in enumerate((0, -DAY, 400 * DAY, 0, -400 * DAY, 3 * DAY, 0)):
         monkeypatch.setattr(clock, "wall", lambda jump=jump: right + jump)
         now = clock.wall() - jump

@@ -26,8 +26,11 @@ SHOWN: Mapping[str, str] = {
     "prevalence": "prevalence",
     "flagged_share": "flagged_share",
     "score_drift": "psi",
+    "canary": "canary_effect",
 }
 """The metric that the alert of a detector speaks of."""
+_CANARY = ("scored", 1.0, 0.75, "up")
+"""Basis and effect of the detector of a canary: that of the contrast with most evidence, in units of what is large for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,16 @@ class Rule:
         """Return the metric an alert speaks of."""
         return self.shows or self.fires[0].metric
 
+    @property
+    def role(self) -> str:
+        """Return the role of the versions it is looked at for."""
+        return "canary" if self.detector == "canary" else "live"
+
 
 def detecting(name: str, detector: str, shows: str = "") -> Rule:
     """Return the rule of a detector; alone it may use the whole budget of its severity, until it is `budgeted`."""
-    large, small, side = EFFECTS[detector]
-    effect, basis = detector + EFFECT, DETECTORS[detector].basis
+    basis, large, small, side = _CANARY if detector == "canary" else (DETECTORS[detector].basis, *EFFECTS[detector])
+    effect = detector + EFFECT
     fires, resolves = {
         "down": (Limit(effect, low=-large), Limit(effect, high=-small)),
         "up": (Limit(effect, high=large), Limit(effect, low=small)),
