@@ -21,6 +21,11 @@ def series() -> str:
         "are read off the mean scores of the grid's bins. Rows with a `cluster` widen every interval; where that cannot be done,",
         "the ends are absent and `/v1/state` says why as `interval_reason`.",
         "",
+        "`_low` and `_high` are about the days that happened: how far was the model off in this window? `_expect_low` and",
+        "`_expect_high` take days as a sample: what would days like these show? They come from how much the whole days of a",
+        "window differ, from seven days on (before that, from how much the days of the baseline do), and",
+        "`scorewatch_design_effect` says how many times the variance that is.",
+        "",
         "| series | type | labels | meaning |",
         "|---|---|---|---|",
     ]

@@ -66,7 +66,7 @@ class Program:
         self.send("labels", [{"id": i, "ts": int(t) + HOUR, "label": k, **named} for i, t, k in zip(ids, ts, y, strict=True)])
 
     def now(self, day):
-        self.send("predictions", {"now": (DAY0 + day) * DAY})
+        self.send("predictions", {"now": int((DAY0 + day) * DAY)})
 
     def journal(self, kind=None):
         return [e for e in self.agent.store.log.journal() if kind in (None, e.kind)]
@@ -402,6 +402,42 @@ def test_days_are_counted_again_when_a_label_changes(program):
     p.now(6)
     receipt = p.loop._by_events(decode(p.decoder, json.dumps([{**label, "label": 1 - value, "revision": 1}]).encode(), "labels"))
     assert [r.reason for r in receipt.rejected] in (["too_old"], ["unknown_id"])
+
+
+def test_days_say_what_to_expect(program):
+    """From seven mature days on estimates say what to expect, `all` exports it, and restart and recount change nothing of it."""
+    p = program("segments: [c]")
+
+    def expected(days):
+        """Return what the windows expect, and the exported series that say it."""
+        p.now(days)
+        p.agent.publish()
+        found = {(e.metric, e.key.slice, e.window): e for e in p.agent.snapshot.estimates if e.basis == "mature"}
+        named = {line.split("{")[0] for line in p.agent.exporter.text.decode().splitlines() if line.startswith("scorewatch_")}
+        return {k: (e.expect_low, e.expect_high, e.design_effect) for k, e in found.items()}, named
+
+    for day in range(8):
+        p.scores(day, share=0.3 + 0.4 * (day % 4 > 1))
+        if day == 6:
+            assert set(expected(6.5)[0].values()) == {(None, None, None)}
+    made, named = expected(9)
+    low, high, effect = made["bias", "all", "28d"]
+    assert effect > 3  # days of 30 % take turns with days of 70 %
+    assert low < 0 < high
+    assert made["bias", "c=other", "28d"] == pytest.approx(made["bias", "all", "28d"])
+    assert made["roc_auc", "all", "7d"][2] >= 1
+    assert {"scorewatch_bias_expect_low", "scorewatch_recall_expect_high"} <= named
+    design = [line for line in p.agent.exporter.text.decode().splitlines() if line.startswith("scorewatch_design_effect{")]
+    assert design
+    assert all('slice="all"' in line and 'window="28d"' in line for line in design)
+    p.again()
+    assert expected(9.01)[0] == made
+    outcome = int(p.agent.store.rows_of(0, DAY0 + 7)[1]["outcome"][0])
+    p.send("labels", [{"id": "v1-7-0", "ts": (DAY0 + 9) * DAY, "model": "m", "label": 1 - outcome}])
+    changed, _ = expected(9.1)
+    assert changed["prevalence", "all", "28d"] != made["prevalence", "all", "28d"]
+    p.again()
+    assert expected(9.11)[0] == changed
 
 
 def test_old_day_tables_are_dropped(program):
