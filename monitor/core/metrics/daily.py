@@ -60,7 +60,7 @@ _BALLS = ("ece", "ece_width10")
 """What has a noise ball, which days widen by the design effect of the bias."""
 EXPECTED = (*RATIOS, *_BALLS)
 """Metrics of which days say what to expect."""
-_BOUNDS = {"bias": (-math.inf, math.inf), "log_loss": (0.0, math.inf), **dict.fromkeys(_BALLS, (0.0, math.inf))}
+_BOUNDS = {"bias": (-math.inf, math.inf), **dict.fromkeys(("brier", "log_loss", *_BALLS), (0.0, math.inf))}
 """Of intervals that are none of a logit, where they are not [0, 1]."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monitor.core.days import Key
@@ -151,6 +151,7 @@ EVENTS = st.lists(
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=10), st.booleans(), st.sampled_from([{}, dict.fromkeys(RATIOS, 1e-3)]))
+@example([[(0.0, 0, 0), (1.0, 0, 0)]], False, dict.fromkeys(RATIOS, 1e-3))  # an interval of the Brier score that goes beyond 1
 def test_expected_is_never_narrower(table, events, clusters, between):
     """Whatever the days, what to expect encloses what happened; it is there or not with its design effect, and finite."""
     tables = []
