@@ -144,10 +144,9 @@ class Looks:
     def weigh(self, together: int) -> None:
         """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet."""
         share = self.volume.get(self.ended, 0) / together if together else 1.0
-        if not self.evidence or self.weight <= FEW < share:
-            if self.weight != share:
-                self.weight = share
-                self._changed()
+        if (not self.evidence or self.weight <= FEW < share) and self.weight != share:
+            self.weight = share
+            self._changed()
 
     def restart(self, name: str) -> None:
         """Begin the evidence of a rule anew after the days that were looked at."""

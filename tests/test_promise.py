@@ -75,7 +75,7 @@ def test_text(path, capsys):
 
 def test_an_observed_baseline_with_few_days(path, tmp_path, capsys):
     """A baseline that was only observed promises nothing, and 13 days do not show how much days differ."""
-    _, made, rows, labels = path
+    _, _made, rows, labels = path
     some = rows["ts"] < 16_013 * DAY
     few = build("fraud", "v7", (), rows[some], labels[some], [(), ()], {"kind": "observed"})
     (tmp_path / "few.json").write_text(to_json(few))

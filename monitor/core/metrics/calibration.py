@@ -19,7 +19,7 @@ from monitor.core.intervals import (
     whole,
     wilson,
 )
-from monitor.core.metrics.counts import by_group, once, size
+from monitor.core.metrics.counts import by_group, once, rows_of, size
 from monitor.core.readings import Reading
 from monitor.core.tables import EDGES, GROUP_COLUMNS, TINY, edges_of_width
 
@@ -118,7 +118,7 @@ def design_effect(reading: Reading) -> float | str:
     if groups is None:
         return 1.0
     value, iid = _bias(reading)
-    variance, clusters = cluster_variance(value, groups, float(reading.n.sum()), iid)
+    variance, clusters = cluster_variance(value, groups, rows_of(reading), iid)
     return no_interval(variance, clusters) or (max(1.0, variance / iid) if iid else 1.0)
 
 
@@ -207,7 +207,7 @@ def _mean(reading: Reading, value: float, variance: float, groups: Groups | None
     found = Measured(value, *normal(value, variance), whole(size(reading)))
     if groups is None:
         return found
-    return clustered(found, groups, float(reading.n.sum()), variance, lambda value, variance, _: normal(value, variance))
+    return clustered(found, groups, rows_of(reading), variance, lambda value, variance, _: normal(value, variance))
 
 
 def bias(reading: Reading, _: object = None) -> Measured:
@@ -217,7 +217,7 @@ def bias(reading: Reading, _: object = None) -> Measured:
 
 def _mean_loss(reading: Reading, loss: float, if_pos: Floats, if_neg: Floats, groups: Groups | None) -> Measured:
     """Return the exact mean loss; its standard error reads the loss of a row off the mean score of its cell."""
-    n = float(reading.n.sum())
+    n = rows_of(reading)
     first = float(reading.pos @ if_pos + reading.neg @ if_neg) / n
     if reading.spread is None:
         second = float(reading.pos @ (if_pos * if_pos) + reading.neg @ (if_neg * if_neg)) / n
@@ -238,7 +238,7 @@ def brier(reading: Reading, _: object = None) -> Measured:
 
 def log_loss(reading: Reading, _: object = None) -> Measured | str:
     """Return the mean of -ln of the probability given to what happened."""
-    if reading.clipped >= reading.n.sum():
+    if reading.clipped >= rows_of(reading):
         return "degenerate"
     p = np.minimum(np.maximum(reading.score, TINY), 1.0 - TINY)
     return _mean_loss(reading, reading.losses[1], -np.log(p), -np.log(1.0 - p), _mean_groups(reading, _LOG_LOSS))

@@ -101,7 +101,13 @@ def share_of(reading: Reading, hits: Floats, rest: Floats, undefined: str = "no_
 
 
 @once
+def rows_of(reading: Reading) -> float:
+    """Return the number of rows, of weighted ones their sum of weights."""
+    return float(reading.n.sum())
+
+
+@once
 def size(reading: Reading) -> float:
     """Return the number of rows, of weighted ones the effective number."""
-    n = float(reading.n.sum())
+    n = rows_of(reading)
     return n if reading.spread is None else float(effective(n, float(reading.spread[:2].sum())))

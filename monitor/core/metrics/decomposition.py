@@ -7,7 +7,7 @@ import numpy as np
 
 from monitor.core.events import Floats
 from monitor.core.intervals import Measured, whole
-from monitor.core.metrics.counts import once, size
+from monitor.core.metrics.counts import once, rows_of, size
 from monitor.core.metrics.ranking import by_bin
 from monitor.core.readings import Reading
 
@@ -52,7 +52,7 @@ def brier_refinement(reading: Reading, _: object = None) -> Measured:
 
 def brier_calibration(reading: Reading, _: object = None) -> Measured:
     """Return by how much isotonic regression lowers the Brier score."""
-    return _point(reading, reading.losses[0] / float(reading.n.sum()) - refined(reading)[0])
+    return _point(reading, reading.losses[0] / rows_of(reading) - refined(reading)[0])
 
 
 def log_loss_refinement(reading: Reading, _: object = None) -> Measured:
@@ -62,5 +62,5 @@ def log_loss_refinement(reading: Reading, _: object = None) -> Measured:
 
 def log_loss_calibration(reading: Reading, _: object = None) -> Measured | str:
     """Return by how much isotonic regression lowers the log loss."""
-    n = float(reading.n.sum())
+    n = rows_of(reading)
     return "degenerate" if reading.clipped >= n else _point(reading, reading.losses[1] / n - refined(reading)[1])

@@ -14,14 +14,16 @@ MAX_FPR = 0.1
 
 def starts(reading: Reading) -> Ints:
     """Return the first cell of each bin: rows of one bin with different verdicts are separate cells, but tied scores."""
-    found: Ints = np.flatnonzero(np.diff(reading.bin, prepend=-1))
-    return found
+    begins = np.ones(len(reading.bin), bool)
+    np.not_equal(reading.bin[1:], reading.bin[:-1], out=begins[1:])
+    return begins.nonzero()[0]
 
 
 @once
 def by_bin(reading: Reading) -> Floats:
     """Return the negatives and the positives of each bin that has rows, shape (2, bins)."""
-    return np.add.reduceat((reading.neg, reading.pos), starts(reading), axis=1)
+    first = starts(reading)
+    return np.array((np.add.reduceat(reading.neg, first), np.add.reduceat(reading.pos, first)))
 
 
 @once
