@@ -32,8 +32,8 @@ class Room:
 
 def size_of(config: Config) -> Sizing:
     """Return what the models of a configuration need."""
-    models = config.models.values()
-    loads = [Load(m.name, m.per_day, m.labels.longest, m.labels.corrections) for m in models]
+    models = config.named.values()
+    loads = [Load(m.name, m.per_day, m.labels.longest, m.labels.corrections, len(m.targets) or 1) for m in models]
     return size(loads, config.waiting_rows)
 
 
@@ -122,6 +122,8 @@ def lines(config: Config, sizing: Sizing, room: Room) -> list[str]:
 
 def _model_lines(s: Share) -> Iterator[str]:
     yield s.model
+    if s.targets > 1:
+        yield f"  a prediction is {s.targets} rows, one for each of its targets"
     yield f"  a row stays {s.days:g} days: the longest horizon, the corrections, and its own day"
     if s.per_day is None:
         yield "  rows: unknown; write per_day, how many predictions a day are expected"

@@ -19,7 +19,8 @@ from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import ACTING, LabelRule
 from monitor.core.rules import ACTIONS, FALSE_ALARMS, SEVERITIES, SHIPPED, SHOWN, Rule, budgeted, detecting
-from monitor.core.tables import FEATURES
+from monitor.core.tables import FEATURES, MOST_CLASSES
+from monitor.store.files import safe_name
 
 ROLES = ("live", "canary", "shadow")
 MODES = ("off", "auto")
@@ -34,6 +35,10 @@ RULE_WINDOW = {"scored": "24h", "mature": "28d"}
 MOST_ROWS = 60_000_000
 OWN_READING = {"policy_volume": ("scored", "24h"), "volume_ratio": ("scored", "7d"), "coverage_ratio": ("mature", "7d")}
 """Basis and window of what is no metric of a reading but of several; each has one of its own."""
+LABELS_MODES = ("single", "multi")
+SCORES = ("probability", "logit", "margin")
+TOP = "top"
+"""The target of a model with classes that asks whether the predicted class was right."""
 HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
@@ -127,6 +132,9 @@ class Model:
     `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
     expected (None: nobody said), which only the plan of `check` reads. `false_alarms` are those a year that all detectors of
     a severity may give together.
+
+    A model with `classes` is watched as binary targets, one a class and, where one class is right (`labels_mode` single), one
+    more for the predicted class: `targets` says as which models. Each of these has its `parent`, the model that events name.
     """
 
     name: str
@@ -143,6 +151,37 @@ class Model:
     review: int = 0
     per_day: int | None = None
     features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    labels_mode: str = "single"
+    score: str = "probability"
+    sum_tolerance: float = 0.005
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    parent: str = ""
+
+    @property
+    def targets(self) -> "dict[str, Model]":
+        """Return by class, and `top`, the binary model that stands for it; nothing without classes.
+
+        Baseline and policies of a target are inside the folder of the model, `threshold` is that of its class; nothing flags
+        by the predicted class but the verdict of the event. All targets together have the model's budget of false alarms.
+        """
+        names = (*self.classes, *((TOP,) if self.classes and self.labels_mode == "single" else ()))
+        return {name: self._target(name, len(names)) for name in names}
+
+    def _target(self, name: str, of: int) -> "Model":
+        false_alarms = {severity: n / of for severity, n in self.false_alarms.items()}
+        return replace(
+            self,
+            name=f"{self.name}:{name}",
+            baseline=self.baseline and self.baseline / f"{safe_name(name)}.json",
+            policies=self.policies and self.policies / safe_name(name),
+            threshold=None if name == TOP and self.labels_mode == "single" else self.thresholds.get(name, self.threshold),
+            rules=budgeted(self.rules, false_alarms),
+            false_alarms=false_alarms,
+            classes=(),
+            thresholds={},
+            parent=self.name,
+        )
 
     def role(self, version: str) -> str:
         """Return live, canary or shadow."""
@@ -160,7 +199,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration; times in ms. `tick` is TICKS[clock] unless the file says otherwise."""
+    """The whole configuration; times in ms. `tick` is TICKS[clock] unless the file says otherwise.
+
+    `models` are the binary models that are watched, targets of models with classes among them; `parents` are the latter.
+    """
 
     path: Path | None = None
     state: Path = Path("/var/lib/scorewatch")
@@ -173,6 +215,12 @@ class Config:
     models: Mapping[str, Model] = field(default_factory=dict)
     hash: str = "xxh3"
     waiting_rows: int = 20_000_000
+    parents: Mapping[str, Model] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, Model]:
+        """Return the models as the file and the events name them: those with classes once, without their targets."""
+        return {m.parent or name: self.parents.get(m.parent, m) for name, m in self.models.items()}
 
 
 # YAML: the core schema of version 1.2, where only true and false are booleans and there are no dates or octal numbers.
@@ -477,7 +525,7 @@ def _folder(value: Any, at: _At) -> Path | None:
 
 def _baseline(value: Any, at: _At) -> Path | None:
     path = _folder(value, at)
-    if path is not None and not os.path.isfile(path):
+    if path is not None and not os.path.exists(path):
         raise _Wrong(
             "write the path of a baseline, or leave it out",
             f"{_show(str(path))}, which is no file",
@@ -485,11 +533,17 @@ def _baseline(value: Any, at: _At) -> Path | None:
     return path
 
 
+def _thresholds(value: Any, at: _At) -> float | dict[str, float] | None:
+    """Return one threshold, or those by class."""
+    if not isinstance(value, dict):
+        return _threshold(value, at)
+    by_class = _mapping(value, at, "").items()
+    return {name: t for name, item in by_class for t in _read(_threshold, item, at.child(name)) if t is not None}
+
+
 def _threshold(value: Any, at: _At) -> float | None:
     if value is None:
         return None
-    if isinstance(value, dict):
-        raise _Wrong("not available in this version, write a number from 0 to 1")
     if not 0.0 <= _number(value, at) <= 1.0:
         raise _Wrong("write a number from 0 to 1")
     return float(value)
@@ -662,6 +716,19 @@ def _names(what: str, example: str, most: int | None = None) -> Reader:
         return tuple(names)
 
     return read
+
+
+def _classes(value: Any, at: _At) -> tuple[str, ...]:
+    names: tuple[str, ...] = _names("class", "[cat, dog, other]", MOST_CLASSES)(value, at)
+    if len(value) < 2:
+        raise _Wrong(f"write 2 to {MOST_CLASSES} names", f"{len(value)} classes")
+    return names
+
+
+def _tolerance(value: Any, at: _At) -> float:
+    if not 0.0 <= _number(value, at) < 0.5:
+        raise _Wrong("write how far from 1 the scores of an event may sum, such as 0.005")
+    return float(value)
 
 
 # Rules.
@@ -883,13 +950,62 @@ def _model(defaults: Model) -> Reader:
         "policies": _folder,
         "segments": _names("segment", "[country, channel]"),
         "features": _names("feature", "[amount, channel]", FEATURES),
-        "threshold": _threshold,
+        "threshold": _thresholds,
         "per_day": _per_day,
+        "classes": _classes,
+        "labels_mode": _one_of(*LABELS_MODES),
+        "score": _one_of(*SCORES),
+        "sum_tolerance": _tolerance,
         "waiting": _misplaced,
         **_shared(defaults),
     }
     remedy = f"write {{}} or a mapping with the keys {_words(tuple(key for key in readers if key != 'waiting'))}"
-    return lambda value, at: _given(defaults, _fields(value, at, readers, remedy))
+
+    def read(value: Any, at: _At) -> Model:
+        given = _fields(value, at, readers, remedy)
+        if isinstance(given.get("threshold"), dict):
+            given["thresholds"] = given.pop("threshold")
+        found = _given(defaults, given)
+        if found.classes:
+            _check_classes(at, found, given)
+        elif not isinstance(value, dict) or "classes" not in value:
+            _check_binary(at, found, given)
+        return found
+
+    return read
+
+
+def _check_classes(at: _At, model: Model, given: Mapping[str, Any]) -> None:
+    """Note what does not go together with the classes of a model."""
+    single = model.labels_mode == "single"
+    if single and TOP in model.classes:
+        at.child("classes").error(f"found {TOP!r}, which names the target of the predicted class; write another name for it")
+    for name in model.thresholds:
+        if name not in model.classes:
+            at.child("threshold").child(name).error(f"found no such class; {_did_you_mean(name, model.classes)}")
+    if model.score == "margin":
+        at.child("score").error("found 'margin' with classes; write probability or logit")
+    if not single and "sum_tolerance" in given:
+        at.child("sum_tolerance").error("found it with labels_mode multi, whose scores need not sum to 1; leave it out")
+    if model.features:
+        at.child("features").error("found features with classes; leave them out, only those of binary models are kept")
+    if model.review:
+        at.child("review").error("found a review of a model with classes; write off, only binary models are reviewed")
+    if single and "negative" in (model.labels.missing, *(v.missing for v in model.labels.verdicts.values())):
+        at.child("labels").error("found missing: negative with classes of which one is right; write missing: unknown")
+
+
+def _check_binary(at: _At, model: Model, given: Mapping[str, Any]) -> None:
+    """Note what only a model with classes may have."""
+    if model.baseline is not None and not os.path.isfile(model.baseline):
+        at.child("baseline").error(f"found {_show(str(model.baseline))}, which is no file; write the path of a baseline")
+    if model.thresholds:
+        at.child("threshold").error("found a mapping without classes; write a number from 0 to 1")
+    for key in ("labels_mode", "sum_tolerance"):
+        if key in given:
+            at.child(key).error("found it without classes; write classes, too, or leave it out")
+    if model.score == "margin" and model.threshold is not None:
+        at.child("threshold").error("found a threshold with score margin, which is no probability; leave it out")
 
 
 def _models(defaults: Model) -> Reader:
@@ -899,6 +1015,8 @@ def _models(defaults: Model) -> Reader:
             here = at.child(name)
             for model in _read(_model(defaults), body, here) if _read(_name, name, here) else ():
                 models[name] = replace(model, name=name, labels=_said(model.labels))
+                if model.classes:
+                    _check_parent(here, models[name], value)
         if not value:
             raise _Wrong("write at least one model such as fraud: {}", "no model")
         folders: dict[str, str] = {}
@@ -918,6 +1036,24 @@ def _models(defaults: Model) -> Reader:
         return models
 
     return read
+
+
+def _check_parent(at: _At, model: Model, names: Mapping[str, Any]) -> None:
+    """Note what is wrong with the targets of a model with classes."""
+    if model.name == "*":
+        at.child("classes").error("found classes at '*', which stands for any model; write them at a model of its own")
+    for name, target in model.targets.items():
+        if target.name in names:
+            at.child("classes").error(f"found {name!r}, whose target is called {target.name!r} as another model is; rename one")
+        elif not NAME.fullmatch(target.name):
+            at.child("classes").error(f"found {name!r}, with which {target.name!r} is too long; write a shorter name")
+        if target.baseline is not None and not os.path.isfile(target.baseline):
+            at.child("baseline").error(f"found no file {_show(str(target.baseline))}; write a folder with one for each target")
+
+
+def _watched(models: Mapping[str, Model]) -> dict[str, Model]:
+    """Return the binary models: targets in the place of a model with classes."""
+    return {m.name: m for model in models.values() for m in (model.targets.values() if model.classes else (model,))}
 
 
 def load(path: Path) -> Config:
@@ -959,6 +1095,8 @@ def parse(text: str, where: str, base: Path) -> Config:
             given.pop("defaults", None)
             if "waiting" in given:
                 given["waiting_rows"] = given.pop("waiting")
+            given["parents"] = {name: model for name, model in given["models"].items() if model.classes}
+            given["models"] = _watched(given["models"])
             return Config(**{"tick": TICKS[given.get("clock", Config().clock)], **given})
     raise ConfigError("\n".join(at.errors))
 
@@ -997,7 +1135,7 @@ def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
         "tick": written_duration(config.tick),
         "sources": [_describe_source(source) for source in config.sources],
         "tokens": {**shown, **{key: f"env:{name}" for key, name in config.tokens.env.items()}},
-        "models": {name: _describe_model(model) for name, model in config.models.items()},
+        "models": {name: _describe_model(model) for name, model in config.named.items()},
         "hash": config.hash,
         "waiting": {"rows": _written(config.waiting_rows, _COUNTS)},
     }
@@ -1026,13 +1164,15 @@ def _describe_source(source: HttpSource | FileSource) -> dict[str, Any]:
 
 def _describe_model(model: Model) -> dict[str, Any]:
     return {
+        **_describe_classes(model),
         "versions": dict(model.versions),
         "baseline": model.baseline and str(model.baseline),
         "policies": model.policies and str(model.policies),
         "segments": list(model.segments),
         "features": list(model.features),
         "labels": _describe_labels(model.labels),
-        "threshold": model.threshold,
+        "threshold": dict(model.thresholds) or model.threshold,
+        "score": model.score,
         "per_day": model.per_day and _written(model.per_day, _COUNTS),
         "mode": model.mode,
         "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
@@ -1040,6 +1180,14 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
         "idle_after": written_duration(model.idle_after),
     }
+
+
+def _describe_classes(model: Model) -> dict[str, Any]:
+    """Return the keys that only a model with classes has."""
+    if not model.classes:
+        return {}
+    tolerance = {"sum_tolerance": model.sum_tolerance} if model.labels_mode == "single" else {}
+    return {"classes": list(model.classes), "labels_mode": model.labels_mode, **tolerance}
 
 
 def _describe_labels(labels: Labels) -> dict[str, Any]:

@@ -35,7 +35,10 @@ BASE = Path("/base")
 SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
 NAMES = ", ".join(METRICS) + " or policy_volume"
 RULE_KEYS = "metric, basis, window, fires, resolves, min_n, hold, severity or action"
-MODEL_KEYS = "versions, baseline, policies, segments, features, threshold, per_day, mode, labels, review, idle_after or rules"
+MODEL_KEYS = (
+    "versions, baseline, policies, segments, features, threshold, per_day, classes, labels_mode, score, sum_tolerance, "
+    "mode, labels, review, idle_after or rules"
+)
 LONG = "write a duration such as 15s, 12h or 7d, at most 3650d"
 COUNT = "write a whole number such as 500 or 20k, from 1 to 1000000000"
 A_NAME = 'write a name of 1 to 128 characters without control characters, " and \\'
@@ -240,7 +243,7 @@ MODELS = [
     ("threshold: 1.5", "threshold: found 1.5; write a number from 0 to 1"),
     ("threshold: .nan", "threshold: found nan; write a number"),
     ("threshold: half", "threshold: found 'half'; write a number"),
-    ("threshold: {cost: {missed: 10}}", "threshold: found a mapping; not available in this version, write a number from 0 to 1"),
+    ("threshold: {cost: {missed: 10}}", "threshold.cost: found a mapping; write a number"),
     ("mode: on", "mode: found 'on'; write off or auto"),
     ("idle_after: 0h", "idle_after: found '0h'; write a duration longer than 0s"),
 ]
@@ -831,6 +834,7 @@ models:
       corrections: 28d
       verdicts: {}
     threshold: null
+    score: probability
     per_day: null
     mode: off
     review: off

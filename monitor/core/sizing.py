@@ -22,20 +22,29 @@ _CELLS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is expected of a model: predictions a day (None: nobody said), and horizon and corrections in ms."""
+    """What is expected of a model: predictions a day (None: nobody said), and horizon and corrections in ms.
+
+    A prediction of a model with classes is a row for each of its `targets`.
+    """
 
     model: str
     per_day: int | None
     horizon: int
     corrections: int
+    targets: int = 1
+
+    @property
+    def rows(self) -> int | None:
+        """Return how many rows come a day, None where nobody said."""
+        return None if self.per_day is None else self.per_day * self.targets
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What becomes of the predictions of a model: a row stays `days` at most, and the part `share` of the rows waits.
 
-    `per_day` is how many come a day (None: nobody said, then `share` is None, too), `first` the time in ms from the end of a
-    day to its outcomes.
+    `per_day` is how many rows come a day (None: nobody said, then `share` is None, too), `first` the time in ms from the end
+    of a day to its outcomes, `targets` how many rows a prediction is.
     """
 
     model: str
@@ -43,6 +52,7 @@ class Share:
     share: float | None
     days: float
     first: int
+    targets: int = 1
 
     @property
     def waiting_per_day(self) -> float:
@@ -107,12 +117,13 @@ def size(loads: Sequence[Load], limit: int) -> Sizing:
     """
     days = np.array([(load.horizon + load.corrections) / DAY + 1 for load in loads])
     volume = np.zeros((len(loads), CLASSES))
-    volume[:, :SCORE_BINS] = np.array([[load.per_day or 0] for load in loads]) / SCORE_BINS
+    volume[:, :SCORE_BINS] = np.array([[load.rows or 0] for load in loads]) / SCORE_BINS
     waiting: Floats = (volume * plan(volume, days, limit)).sum(axis=1)
     shares = tuple(
-        Share(load.model, load.per_day, None if load.per_day is None else part / whole, d, load.horizon)
+        Share(load.model, load.rows, None if load.rows is None else part / whole, d, load.horizon, load.targets)
         for load, part, whole, d in zip(loads, waiting.tolist(), volume.sum(axis=1).tolist(), days.tolist(), strict=True)
     )
     sure = sum(s.rows for s in shares)
     unknown = any(load.per_day is None for load in loads)
-    return Sizing(shares, limit, max(limit, sure) if unknown else sure, sure, len(loads) * 365 * _CELLS * CELL.itemsize)
+    tables = sum(load.targets for load in loads)
+    return Sizing(shares, limit, max(limit, sure) if unknown else sure, sure, tables * 365 * _CELLS * CELL.itemsize)

@@ -78,6 +78,9 @@ def next_edge(score: float) -> float:
     return float(EDGES[i]) if i < BINS else 1.0
 
 
+MOST_CLASSES = 50
+"""A model has at most so many classes."""
+
 FEATURES, FEATURE_CODES = 14, 24
 """So many features of a row can be kept, each as one of so many codes."""
 FEATURE_MISSING, FEATURE_UNSEEN = 22, 23
