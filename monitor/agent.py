@@ -48,6 +48,7 @@ from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
+from monitor.formats.classes import Scores
 from monitor.sampler import Sampler
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
@@ -75,6 +76,7 @@ class Agent:
         self.config = config
         self.baselines = {name: self._read_baseline(m) for name, m in config.models.items() if m.baseline}
         self.store = Store(config.state, config.hash, config.waiting_rows, durable)
+        self._keep_classes()
         self.clock: WallClock | EventClock
         last = self.store.meta.get("last_tick")
         self.clock = EventClock(config.tick, last) if config.clock == "events" else clock or WallClock(last)
@@ -99,6 +101,22 @@ class Agent:
             raise
 
     # Start: everything in memory is made from the store and the files.
+
+    def _keep_classes(self) -> None:
+        """Note the classes of each model, whose places are the codes that rows and labels hold, and refuse others there."""
+        before = json.loads(self.store.meta.get("classes", "{}"))
+        now = {name: [m.labels_mode, *m.classes] for name, m in self.config.parents.items()}
+        for name, known in before.items():
+            if name in now and now[name][: len(known)] != known:
+                self.store.abandon()
+                raise StateError(
+                    f"{self.config.state}: rows of {name} were stored with labels_mode {known[0]} and classes {known[1:]}; keep "
+                    f"them in this order in models.{name}.classes, with new ones at the end, or give the model another name"
+                )
+        if now and before | now != before:
+            self.store.meta["classes"] = json.dumps(before | now)
+            with self.store.log.transaction():
+                self.store.log.set_meta({"classes": self.store.meta["classes"]})
 
     def _load(self) -> None:
         journal = self.store.log.journal()
@@ -192,10 +210,11 @@ class Agent:
 
     def decoder(self) -> Decoder:
         """Return a decoder for the configured models; each thread needs its own."""
-        models = self.config.models
+        models = self.config.named
         review = frozenset(name for name, m in models.items() if m.review)
-        features = {name: placed(b.features, models[name].features) for name, b in self.baselines.items()}
-        return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review, features)
+        features = {name: placed(b.features, models[name].features) for name, b in self.baselines.items() if name in models}
+        scores = {name: _scores(m) for name, m in models.items() if m.classes or m.score != "probability"}
+        return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review, features, scores)
 
     def file_sources(self) -> list[FileReader]:
         """Return the configured files at their stored positions, predictions before labels."""
@@ -338,14 +357,15 @@ class Agent:
             review: list[str] = []
             if p is not None:
                 mine, of_event = slice(a, a + len(p)), ~_carried(batch, p)  # a label with its prediction is one event
-                accepted = int(fresh[mine][of_event].sum())
-                duplicates, a = int(of_event.sum()) - accepted, a + len(p)
+                new = _best(p.index[of_event], fresh[mine][of_event])
+                accepted, a = int(new.sum()), a + len(p)
+                duplicates = len(new) - accepted
                 if p.sent is not None:
                     review = [sent.decode() for sent in p.sent[picked[mine]].tolist()]
             if part is not None:
-                became_mine, b = became[b : b + len(part)], b + len(part)
+                became_mine, b = _best(part.index, became[b : b + len(part)]), b + len(part)
                 for code, reason in REFUSED.items():
-                    bad.extend(Rejection(i, reason, "") for i in part.index[became_mine == code].tolist())
+                    bad.extend(Rejection(i, reason, "") for i in np.unique(part.index)[became_mine == code].tolist())
                 held = int((became_mine == HELD).sum())
                 accepted += int((became_mine == NEWS).sum()) + held
                 duplicates += int((became_mine == OLD_NEWS).sum())
@@ -360,6 +380,8 @@ class Agent:
         self.add("scorewatch_events_accepted_total", receipt.accepted, source=_kind(batch.source))
         self.add("scorewatch_events_duplicate_total", receipt.duplicates, source=_kind(batch.source))
         self.add("scorewatch_scores_clipped_total", batch.clipped, source=_kind(batch.source))
+        if batch.scaled:
+            self.add("scorewatch_scores_scaled_total", batch.scaled, source=_kind(batch.source))
         for r in receipt.rejected:
             self.add("scorewatch_events_rejected_total", 1, source=_kind(batch.source), reason=r.reason)
 
@@ -817,11 +839,24 @@ _Other = Predictions | Labels | None
 
 
 def _reject(columns: C, which: NDArray[np.bool_], bad: list[Rejection], reason: str) -> C:
-    """Return the other rows and note these as rejected."""
+    """Return the rows of the other events and note these events as rejected."""
     if not which.any():
         return columns
-    bad.extend(Rejection(i, reason, "") for i in columns.index[which].tolist())
-    return columns.take(~which)
+    events = np.unique(columns.index[which])
+    bad.extend(Rejection(i, reason, "") for i in events.tolist())
+    return columns.take(~np.isin(columns.index, events))
+
+
+def _best(index: Ints, of_row: NDArray[Any]) -> NDArray[Any]:
+    """Return for each event, in the order of the index, the best of what became of its rows."""
+    first = np.flatnonzero(np.diff(index, prepend=-1))
+    return of_row if len(first) == len(index) else np.maximum.reduceat(of_row, first)
+
+
+def _scores(model: Model) -> Scores:
+    """Return what the scores are that events of the model hold."""
+    names = tuple(target.name for target in model.targets.values())
+    return Scores(model.score != "probability", model.classes, model.labels_mode == "multi", model.sum_tolerance, names)
 
 
 def _carried(batch: Batch, p: Predictions) -> NDArray[np.bool_]:

@@ -411,7 +411,7 @@ class Loop:
         for f in ready:
             while f.fill() and (part := f.until(clock.boundary)) is not None:
                 together, alone = part.apart()
-                held.append(replace(together, rejected=(), clipped=0))
+                held.append(replace(together, rejected=(), clipped=0, scaled=0))
                 if alone.predictions is not None or part.rejected:
                     self.agent.ingest([replace(alone, position="")])
         if held:

@@ -81,6 +81,9 @@ SERIES: dict[str, Series] = {
     "scorewatch_events_rejected_total": Series("counter", ("source", "reason"), "Events that were not taken, by reason."),
     "scorewatch_requests_refused_total": Series("counter", ("source", "reason"), "Requests of which nothing was taken."),
     "scorewatch_scores_clipped_total": Series("counter", ("source",), "Scores within 1e-9 outside [0, 1] that were clipped."),
+    "scorewatch_scores_scaled_total": Series(
+        "counter", ("source",), "Predictions whose scores of the classes did not sum to 1 exactly and were scaled to do so."
+    ),
     "scorewatch_prediction_conflicts_total": Series("counter", (), "Repeated predictions that differ from the stored one."),
     "scorewatch_segment_overflow_total": Series("counter", (), "Predictions whose segment combination found no code any more."),
     "scorewatch_label_corrections_total": Series("counter", ("reason",), "Labels changed from 0 to 1 or from 1 to 0."),

@@ -156,6 +156,9 @@ C = TypeVar("C", Predictions, Labels)
 class Batch:
     """What one request or one read of a source held, in its order; `size` counts every event sent, rejected ones too.
 
+    An event of a model with classes is several rows with the same index. `clipped` and `scaled` count the events whose scores
+    were brought into [0, 1] and to the sum 1.
+
     A source with positions read the bytes from `start` to `end` for it; `position` is where it goes on after this batch.
     `now` moves a clock of events without an event.
     """
@@ -166,6 +169,7 @@ class Batch:
     rejected: tuple[Rejection, ...] = ()
     now: int | None = None
     clipped: int = 0
+    scaled: int = 0
     source: str = "http"
     start: int = 0
     end: int = 0
@@ -183,7 +187,7 @@ class Batch:
         parts = [p for p in (self.predictions, self.labels) if p is not None]
         if not parts:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        if len(parts) == 1:
+        if len(parts) == 1 and not (np.diff(parts[0].index) == 0).any():
             return parts[0].index, parts[0].ts
         index = np.concatenate([p.index for p in parts])
         order = np.argsort(index, kind="stable")
@@ -194,13 +198,20 @@ class Batch:
     def between(self, first: int, last: int) -> "Batch":
         """Return the accepted events whose position in the request is in [first, last)."""
         return replace(
-            self, predictions=_cut(self.predictions, first, last), labels=_cut(self.labels, first, last), rejected=(), clipped=0
+            self,
+            predictions=_cut(self.predictions, first, last),
+            labels=_cut(self.labels, first, last),
+            rejected=(),
+            clipped=0,
+            scaled=0,
         )
 
     def after(self, skip: int) -> "Batch":
         """Return the batch without its first `skip` events."""
         part = self.between(skip, self.size)
-        return replace(part, rejected=tuple(r for r in self.rejected if r.index >= skip), clipped=self.clipped)
+        return replace(
+            part, rejected=tuple(r for r in self.rejected if r.index >= skip), clipped=self.clipped, scaled=self.scaled
+        )
 
     def apart(self) -> tuple["Batch", "Batch"]:
         """Return the batch in two: its labels, with the predictions that came inside them, and its other predictions."""

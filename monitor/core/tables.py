@@ -381,7 +381,7 @@ def _count(
     n = len(rows)
     score = np.ascontiguousarray(rows["score"])
     outcome = np.full(n, -1, np.int8) if labels is None else labels["outcome"]
-    positive = outcome == _wanted(rows)
+    positive = outcome == wanted(rows)
     cell = grid_bin(score).astype(np.int64) << 3 | rows["verdict"]
     none = (outcome < 0) | ((outcome > 1) & (rows["target"] == 0))
     kind = np.where(none, 0, 1 + positive)  # 0 none, 1 negative, 2 positive
@@ -420,7 +420,7 @@ def _count(
             made[s].append(table)
 
 
-def _wanted(rows: NDArray[Any]) -> NDArray[np.int8]:
+def wanted(rows: NDArray[Any]) -> NDArray[np.int8]:
     """Return the outcome of each row that its score is the probability of."""
     wanted: NDArray[np.int8] = np.where(rows["target"] == 0, 1, rows["target"].astype(np.int8) - 1)
     return wanted

@@ -15,8 +15,10 @@ from monitor.formats.json import Decoder, Maker
 
 _NUMBERS = ("score", "label", "revision", "label_prob")
 _TIMES = ("ts", "prediction_ts")
-_CARRIED = ("version", "score", "segments", "verdict", "flagged", "policy", "cluster", "features")
+_CARRIED = ("version", "score", "scores", "segments", "verdict", "flagged", "policy", "cluster", "features")
 _FEATURE = "features."
+_SCORES = "scores."
+"""Columns `scores.cat`, ... hold the scores of a model with classes."""
 _FIELDS = ("id", "model", *_TIMES, *_NUMBERS, *_CARRIED)
 
 
@@ -66,6 +68,8 @@ def _columns(made: Maker, names: list[str], rows: list[list[str]], kind: str) ->
     if not n or {len(row) for row in rows} != {len(names)} or len(set(names)) < len(names):
         return False
     c: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    if any(name.startswith(_SCORES) for name in c):
+        return False
     labels = "label" in c and "score" not in c
     if (
         ("label" in c) == ("score" in c)
@@ -116,6 +120,7 @@ def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
         return f"{len(row)} fields, the header has {len(names)}"
     item: dict[str, Any] = {}
     segments: dict[str, str] = {}
+    scores: dict[str, Any] = {}
     for name, value in zip(names, row, strict=True):
         if value == "":
             continue
@@ -125,13 +130,17 @@ def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
             item[name] = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
         elif name in _FIELDS:
             item[name] = value
+        elif name.startswith(_SCORES):
+            scores[name.removeprefix(_SCORES)] = _number(value)
         elif not name.startswith(_FEATURE):
             segments[name] = value
     if segments:
         item["segments"] = segments
+    if scores:
+        item["scores"] = scores
     if any(name.startswith(_FEATURE) for name in names):
         item["features"] = _features(decoder, item.get("model", ""), zip(names, row, strict=True))
-    if item.keys() >= {"score", "label", "prediction_ts"}:
+    if item.keys() >= {"label", "prediction_ts"} and item.keys() & {"score", "scores"}:
         item["prediction"] = {"ts": item.pop("prediction_ts")} | {name: item.pop(name) for name in _CARRIED if name in item}
     return item
 

@@ -6,7 +6,8 @@ item with a reason for each rejected one. Slices of about 190 kB keep the struct
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import NoneType
 from typing import Annotated, Any
@@ -20,20 +21,22 @@ from monitor.core.events import (
     EARLIEST,
     LATEST,
     MIN_PROB,
+    NONE,
     UNDECIDED,
     VERDICTS,
     Batch,
     Coded,
+    Floats,
     Ints,
     Labels,
     Predictions,
     Rejection,
     prob_code,
     valid_epochs,
-    valid_scores,
 )
 from monitor.core.features import Placed, encode
 from monitor.core.tables import FEATURES
+from monitor.formats.classes import BINARY, WRONG, Scores, expand, expand_labels, probabilities
 from monitor.formats.ids import Hasher
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -44,13 +47,14 @@ Combo = tuple[tuple[str, str], ...]
 
 _SLICE = 190_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNSUPPORTED = ("scores", "weight")
+_UNSUPPORTED = ("weight",)
 _COLUMNS = {
     "id",
     "ts",
     "model",
     "version",
     "score",
+    "scores",
     "segments",
     "combo",
     "verdict",
@@ -73,14 +77,13 @@ class LeanPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     segments: Raw = _EMPTY
 
 
-class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A prediction with every optional field."""
+class _Prediction(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """All of a prediction but its scores."""
 
     id: Id
     ts: int | str
     model: Name
     version: Name
-    score: Unit
     segments: Raw = _EMPTY
     verdict: str | None = None
     flagged: bool | None = None
@@ -88,6 +91,18 @@ class FullPrediction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     label_prob: Prob | None = None
     cluster: Id | int | None = None
     features: Raw = _NULL
+
+
+class FullPrediction(_Prediction, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A prediction with every optional field."""
+
+    score: Unit
+
+
+class ClassPrediction(_Prediction, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A prediction of a model with classes."""
+
+    scores: list[float] | dict[str, float]
 
 
 class LeanLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -107,6 +122,18 @@ class FullLabel(LeanLabel, gc=False, forbid_unknown_fields=True):
     label_prob: Prob | None = None
 
 
+class ClassLabel(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A label of a model with classes."""
+
+    id: Id
+    label: str | list[str]
+    ts: int | str
+    model: str | None = None
+    version: str | None = None
+    revision: Annotated[int, Meta(ge=0, le=255)] = 0
+    label_prob: Prob | None = None
+
+
 class Head(msgspec.Struct):
     """What tells a single event from columns."""
 
@@ -117,8 +144,10 @@ class Head(msgspec.Struct):
 
 lean_prediction = msgspec.json.Decoder(LeanPrediction)
 full_prediction = msgspec.json.Decoder(FullPrediction)
+class_prediction = msgspec.json.Decoder(ClassPrediction)
 lean_label = msgspec.json.Decoder(LeanLabel)
 full_label = msgspec.json.Decoder(FullLabel)
+class_label = msgspec.json.Decoder(ClassLabel)
 _head = msgspec.json.Decoder(Head)
 _raws = msgspec.json.Decoder(list[Raw])
 _segments = msgspec.json.Decoder(dict[str, str])
@@ -206,7 +235,8 @@ class Decoder:
     """Bytes -> Batch for the configured models. `segments` maps a model (or "*") to the names of its segments.
 
     Predictions of the models in `review` (or "*", for the models without an entry) keep their ids as sent. `features` are by
-    model those that become codes; the others that an event has are passed over.
+    model those that become codes; the others that an event has are passed over. `scores` says what the scores of models are
+    that have no probabilities of one class.
     """
 
     def __init__(
@@ -215,9 +245,10 @@ class Decoder:
         segments: Mapping[str, tuple[str, ...]],
         review: frozenset[str] = frozenset(),
         features: Mapping[str, Placed] | None = None,
+        scores: Mapping[str, Scores] | None = None,
     ) -> None:
         self.hasher = hasher
-        self.segments, self.review, self.features = segments, review, features or {}
+        self.segments, self.review, self.features, self.scores = segments, review, features or {}, scores or {}
         self.only_model = next(iter(segments)) if len(segments) == 1 and "*" not in segments else None
         self._caches: dict[str, _SegmentCache] = {}
 
@@ -232,6 +263,10 @@ class Decoder:
     def reviewed(self, model: str) -> bool:
         """Return whether predictions of the model keep their ids as sent."""
         return model in self.review or ("*" in self.review and model not in self.segments)
+
+    def how(self, model: str) -> Scores:
+        """Return what the scores of the model are."""
+        return self.scores.get(model) or (BINARY if model in self.segments else self.scores.get("*", BINARY))
 
     def _cache(self, model: str) -> _SegmentCache:
         if model not in self._caches:
@@ -251,7 +286,9 @@ class Decoder:
 
     def _typed(self, made: "Maker", part: memoryview, kind: str) -> bool:
         """Decode a slice with the typed decoders; False when a line needs the slow path."""
-        for decoder in (lean_label, full_label) if kind == "labels" else (lean_prediction, full_prediction):
+        classes = any(how.classes for how in self.scores.values())
+        decoders: list[Any] = [lean_label, full_label] if kind == "labels" else [lean_prediction, full_prediction]
+        for decoder in decoders + [class_label if kind == "labels" else class_prediction] * classes:
             try:
                 items: Any = decoder.decode_lines(part)
             except (msgspec.DecodeError, RecursionError):
@@ -330,7 +367,7 @@ class Maker:
     def __init__(self, decoder: Decoder, kind: str) -> None:
         self.decoder, self.kind = decoder, kind
         self.size = 0
-        self.clipped = 0
+        self.clipped = self.scaled = 0
         self.now: int | None = None
         self.rejected: list[Rejection] = []
         self._predictions: list[Predictions] = []
@@ -355,10 +392,11 @@ class Maker:
             "ts": [e.ts for e in items],
             "model": [e.model for e in items],
             "version": [e.version for e in items],
-            "score": [e.score for e in items],
             "segments": [bytes(e.segments) for e in items],
         }
-        if type(items[0]) is FullPrediction:
+        name = "scores" if type(items[0]) is ClassPrediction else "score"
+        columns[name] = [getattr(e, name) for e in items]
+        if type(items[0]) is not LeanPrediction:
             verdict = [
                 "flag" if e.flagged else "pass" if e.verdict is None and e.flagged is not None else e.verdict for e in items
             ]
@@ -378,10 +416,9 @@ class Maker:
         if c.keys() - _COLUMNS or not n:
             return False
         try:
-            score = np.array(c["score"], np.float64) if all(type(s) in (float, int) for s in c["score"]) else None
             model, version = c["model"], c["version"]
             ids = list(map(str.encode, c["id"]))
-            if score is None or not all(0 < len(i) <= 256 for i in ids):
+            if not all(0 < len(i) <= 256 for i in ids):
                 return False
             segments = c.get("segments") or [b"{}"] * n
             verdict = c.get("verdict")
@@ -396,8 +433,9 @@ class Maker:
             if not all(type(p) is str for p in policy.names):
                 return False
             ts, good = times(c["ts"])
-            clean, inside, clipped = valid_scores(score)
-            if not good.all() or not inside.all():
+            how, scores = self._scores(names, c)
+            p, wrong, clipped, scaled = probabilities(how, scores)
+            if not good.all() or wrong.any() or (how.classes and (any(policy.names) or (how.multi and (codes < NONE).any()))):
                 return False
             combo = self._combos(names, segments) if "combo" not in c else Coded.of(c["combo"])
             made = Predictions(
@@ -405,7 +443,7 @@ class Maker:
                 self._ids(names, ids),
                 ts,
                 names,
-                clean,
+                p[:, 0],
                 codes,
                 combo,
                 policy,
@@ -418,9 +456,25 @@ class Maker:
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError, RecursionError):
             return False
         self.clipped += int(clipped.sum())
-        self._predictions.append(made)
+        self.scaled += int(scaled.sum())
+        self._predictions.append(expand(how, made, p) if how.classes else made)
         self.size += n
         return True
+
+    def _scores(self, names: Coded, c: Mapping[str, Any]) -> tuple[Scores, Floats]:
+        """Return what scores in columns are and the scores, shape (n, K); raise ValueError when a row needs the slow path.
+
+        Models whose scores differ in kind are not taken together.
+        """
+        kinds = [self.decoder.how(m) for m, _ in names.names]
+        how = kinds[0]
+        if any(kind is not how for kind in kinds) or ("scores" in c) is not bool(how.classes) or {"score", "scores"} <= c.keys():
+            raise ValueError("scores")
+        rows = list(map(how.row, c["scores"])) if how.classes else [c["score"]]
+        if not all(type(s) in (float, int) for row in rows for s in row or (None,)):
+            raise ValueError("scores")
+        scores: Floats = np.array(rows, np.float64)
+        return how, scores if how.classes else scores.T
 
     def _typed_labels(self, items: list[Any], n: int) -> bool:
         columns = {name: [getattr(e, name) for e in items] for name in items[0].__struct_fields__}
@@ -439,13 +493,20 @@ class Maker:
             return False
         if not good.all() or not all(0 < len(i) <= 256 for i in encoded):
             return False
-        ids = self._ids(names, encoded)
-        label, revision = np.array(c["label"], np.int8), np.array(c["revision"], np.uint8)
+        hows = [self.decoder.how(m) for m, _ in names.names if m is not None]
+        how, label = hows[0], c["label"]
+        if any(h is not how for h in hows if h.classes or how.classes) or bool(how.classes) is (type(label[0]) is int):
+            return False
+        if how.classes:
+            label = list(map(how.outcome, label))
+            if None in label:
+                return False
+        ids, revision = self._ids(names, encoded), np.array(c["revision"], np.uint8)
         try:
             probs = _prob_codes(c["label_prob"]) if "label_prob" in c else None
         except ValueError:
             return False
-        self._labels.append(Labels(self._index(n), ids, ts, names, label, revision, probs))
+        self._labels.append(_labels(how, Labels(self._index(n), ids, ts, names, np.zeros(n, np.int8), revision, probs), label))
         self.size += n
         return True
 
@@ -543,7 +604,9 @@ class Maker:
         carried = item.get("prediction")
         kind = self.kind
         if kind == "events":
-            kind = "labels" if "label" in item and ("score" not in item or carried is not None) else "predictions"
+            kind = (
+                "labels" if "label" in item and (not item.keys() & {"score", "scores"} or carried is not None) else "predictions"
+            )
         if kind == "predictions":
             self._slow["predictions"].append((self.size, *self._prediction(item)))
             return
@@ -613,16 +676,8 @@ class Maker:
         model, version = self._name(item, "model"), self._name(item, "version")
         if not self.decoder.known(model):
             raise _Wrong("unknown_model", model)
-        score = item.get("score")
-        if "score" not in item:
-            raise _Wrong("missing_field", "score")
-        if isinstance(score, bool) or not isinstance(score, int | float):
-            raise _Wrong("type", f"score: {score!r}")
-        if not math.isfinite(score):
-            raise _Wrong("not_finite", f"score: {score!r}")
-        clean, inside, clipped = valid_scores(np.array([score], np.float64))
-        if not inside[0]:
-            raise _Wrong("out_of_range", f"score: {score!r}")
+        how = self.decoder.how(model)
+        scores, clipped, scaled = _one(how, item)
         segments = item.get("segments") or {}
         if not isinstance(segments, dict) or not all(isinstance(v, str) for v in segments.values()):
             raise _Wrong("type", f"segments: {segments!r}")
@@ -635,11 +690,16 @@ class Maker:
         if policy is not None and (not isinstance(policy, str) or len(policy) > 128):
             raise _Wrong("type", f"policy: {policy!r}")
         self._text("policy", policy or "")
+        if how.classes and policy:
+            raise _Wrong("unsupported", "policy: each class has its own; the agent takes those that are served")
+        if how.multi and (flagged is not None or verdict is not None):
+            raise _Wrong("unsupported", "verdict: each class has its own; the agent takes those of their thresholds")
         code = UNDECIDED if flagged is None and verdict is None else _VERDICT[verdict or ("flag" if flagged else "pass")]
         combo = combo_of(segments, self.decoder.segment_names(model))
         prob, cluster, features = _label_prob(item), self._cluster(item), self._said(model, item.get("features"))
-        self.clipped += int(clipped[0])
-        return ident, ts, (model, version), clean[0], code, combo, policy or "", prob, cluster, features
+        self.clipped += clipped
+        self.scaled += scaled
+        return ident, ts, (model, version), scores, code, combo, policy or "", prob, cluster, features
 
     def _said(self, model: str, given: Any) -> dict[str, Any] | None:
         """Return what the event says of the features of its model, None where it says nothing or the model has none."""
@@ -675,40 +735,47 @@ class Maker:
             raise _Wrong("null_label", "null")
         if isinstance(label, float) and not math.isfinite(label):
             raise _Wrong("not_finite", f"label: {label!r}")
+        if (how := self.decoder.how(model)).classes:
+            return ident, ts, (model, version), _outcome(how, label), _revision(revision), _label_prob(item)
         if not isinstance(label, int | float):
             raise _Wrong("type", f"label: {label!r}")
         if label not in (0, 1):
             raise _Wrong("label_class", f"label: {label!r}")
-        if type(revision) is not int or not 0 <= revision <= 255:
-            raise _Wrong("type", f"revision: {revision!r} (0 to 255)")
-        return ident, ts, (model, version), int(label), revision, _label_prob(item)
+        return ident, ts, (model, version), int(label), _revision(revision), _label_prob(item)
+
+    def _by_how(self, kind: str) -> list[tuple[Scores, list[tuple[Any, ...]]]]:
+        """Return the rows of the slow path: those of each model with classes apart, all others together."""
+        groups: dict[str, tuple[Scores, list[tuple[Any, ...]]]] = {}
+        for row in self._slow[kind]:
+            how = self.decoder.how(row[3][0])
+            groups.setdefault(row[3][0] if how.classes else "", (how, []))[1].append(row)
+        return list(groups.values())
 
     def _flush(self) -> None:
-        if rows := self._slow["predictions"]:
-            index, ids, ts, version, score, verdict, combo, policy, prob, cluster, features = map(list, zip(*rows, strict=True))
-            names = Coded.of(version)
-            self._predictions.append(
-                Predictions(
-                    np.array(index, np.int64),
-                    self._ids(names, ids),
-                    np.array(ts, np.int64),
-                    names,
-                    np.array(score, np.float64),
-                    np.array(verdict, np.uint8),
-                    Coded.of(combo),
-                    Coded.of(policy),
-                    _prob_codes(prob),
-                    self._clusters(names, cluster),
-                    self._sent(names, ids),
-                    features=self._features(names, features),
-                )
+        for how, rows in self._by_how("predictions"):
+            index, ids, ts, version, scores, verdict, combo, policy, prob, cluster, features = map(list, zip(*rows, strict=True))
+            names, p = Coded.of(version), np.array(scores, np.float64)
+            made = Predictions(
+                np.array(index, np.int64),
+                self._ids(names, ids),
+                np.array(ts, np.int64),
+                names,
+                p[:, 0],
+                np.array(verdict, np.uint8),
+                Coded.of(combo),
+                Coded.of(policy),
+                _prob_codes(prob),
+                self._clusters(names, cluster),
+                self._sent(names, ids),
+                features=self._features(names, features),
             )
-        if rows := self._slow["labels"]:
+            self._predictions.append(expand(how, made, p) if how.classes else made)
+        for how, rows in self._by_how("labels"):
             index, ids, ts, version, label, revision, prob = map(list, zip(*rows, strict=True))
             names = Coded.of(version)
             ms, keys = np.array(ts, np.int64), self._ids(names, ids)
-            columns = np.array(label, np.int8), np.array(revision, np.uint8), _prob_codes(prob)
-            self._labels.append(Labels(np.array(index, np.int64), keys, ms, names, *columns))
+            columns = np.zeros(len(rows), np.int8), np.array(revision, np.uint8), _prob_codes(prob)
+            self._labels.append(_labels(how, Labels(np.array(index, np.int64), keys, ms, names, *columns), label))
 
     def batch(self) -> Batch:
         """Return everything taken and rejected so far."""
@@ -720,7 +787,60 @@ class Maker:
             tuple(sorted(self.rejected)),
             self.now,
             self.clipped,
+            self.scaled,
         )
+
+
+def _one(how: Scores, item: dict[str, Any]) -> tuple[Floats, bool, bool]:
+    """Return the probabilities (K,) of an event, whether one was clipped, and whether they were scaled to sum to 1."""
+    name, other = ("scores", "score") if how.classes else ("score", "scores")
+    if item.get(other) is not None:
+        raise _Wrong("scores", f"{other}; send {name}")
+    if name not in item:
+        raise _Wrong("missing_field", name)
+    given = item[name]
+    row = _row(how, given) if how.classes else [given]
+    if not all(isinstance(s, int | float) and not isinstance(s, bool) for s in row):
+        raise _Wrong("type", f"{name}: {given!r}")
+    p, wrong, clipped, scaled = probabilities(how, np.array([row], np.float64))
+    if wrong[0]:
+        raise _Wrong(WRONG[int(wrong[0])], f"{name}: {given!r}")
+    return p[0], bool(clipped[0]), bool(scaled[0])
+
+
+def _row(how: Scores, given: Any) -> list[Any]:
+    """Return scores by name or in the order of the classes as a list."""
+    if not isinstance(given, dict | list):
+        raise _Wrong("type", f"scores: {given!r} (a list, or an object by class)")
+    if isinstance(given, dict) and (unknown := [name for name in given if name not in how.classes]):
+        raise _Wrong("unknown_class", f"scores: {unknown[0]!r}")
+    row = how.row(given)
+    if row is None:
+        raise _Wrong("scores", f"{len(given)} of {len(how.classes)} scores")
+    return row
+
+
+def _outcome(how: Scores, label: Any) -> int | list[int]:
+    named = label if how.multi and isinstance(label, list) else [label]
+    if how.multi is not isinstance(label, list) or not all(type(name) in (str, int) for name in named):
+        raise _Wrong("type", f"label: {label!r} ({'a list of classes' if how.multi else 'a class'})")
+    found = how.outcome(label)
+    if found is None:
+        raise _Wrong("unknown_class", f"label: {label!r}")
+    return found
+
+
+def _revision(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 255:
+        raise _Wrong("type", f"revision: {value!r} (0 to 255)")
+    return value
+
+
+def _labels(how: Scores, labels: Labels, outcomes: Sequence[Any]) -> Labels:
+    """Return the labels with their outcomes, of a model with classes those of its targets."""
+    if how.classes:
+        return expand_labels(how, labels, outcomes)
+    return replace(labels, label=np.array(outcomes, np.int8))
 
 
 def _supported(item: dict[str, Any]) -> None:

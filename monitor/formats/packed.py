@@ -17,9 +17,9 @@ from monitor.core.events import (
     Rejection,
     prob_code,
     valid_epochs,
-    valid_scores,
 )
 from monitor.core.features import encode
+from monitor.formats.classes import WRONG, probabilities
 from monitor.formats.json import Decoder, Name, combo_of
 
 
@@ -79,6 +79,8 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
     index = np.arange(f.n, dtype=np.int64)
     if not decoder.known(f.model):
         return Batch(f.n, rejected=tuple(Rejection(i, "unknown_model", f.model) for i in range(f.n)))
+    if (how := decoder.how(f.model)).classes:
+        return Batch(f.n, rejected=tuple(Rejection(i, "scores", "packed columns have one score") for i in range(f.n)))
     names = decoder.segment_names(f.model)
     combos = [combo_of(c, names) for c in f.combos] or [()]
     codes = np.zeros(f.n, np.int32) if f.segments is None else _array("segments", f.segments, "<u2", f.n).astype(np.int32)
@@ -86,14 +88,14 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
     if f.n and (codes.max() >= len(combos) or ((verdict > 4) & (verdict != UNDECIDED)).any()):
         raise ValueError(f"segments must be positions in combos, verdict one of {VERDICTS[:5]} by position")
     ms, in_time = valid_epochs(ts)
-    clean, inside, clipped = valid_scores(score)
+    p, wrong, clipped, _ = probabilities(how, score[:, None])
     sized = np.fromiter((0 < len(i) <= 256 or 0 < len(i.decode()) <= 256 for i in ids), bool, f.n)
     # A row is rejected for the first of these that it fails.
     checks: list[tuple[NDArray[np.bool_], str, str, Any]] = [
         (sized, "id", "id", ids),
         (in_time, "timestamp", "ts", ts),
-        (np.isfinite(score), "not_finite", "score", score),
-        (inside, "out_of_range", "score", score),
+        (wrong != WRONG.index("not_finite"), "not_finite", "score", score),
+        (wrong != WRONG.index("out_of_range"), "out_of_range", "score", score),
     ]
     label_prob = cluster = None
     if f.label_prob is not None:
@@ -128,7 +130,7 @@ def decode(decoder: Decoder, body: bytes) -> Batch:
         decoder.hasher.ids(f.model, ids),
         ms,
         Coded(((f.model, f.version),), np.zeros(f.n, np.int32)),
-        clean,
+        p[:, 0],
         verdict,
         Coded(tuple(combos), codes),
         Coded((f.policy or "",), np.zeros(f.n, np.int32)),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.events import DAY, HOUR, SECOND, Bools, Coded, Entry, Ints, Labels, Predictions, U64x2, prob_of
-from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table, unlike
+from monitor.core.tables import GRID, LABEL, NAMED, NO_AUDIT, ROW, SCHEMA, Table, unlike, wanted
 from monitor.formats.ids import Hasher
 from monitor.store import early
 from monitor.store.early import EARLY, Early, better
@@ -166,6 +166,8 @@ class Store:
         self.positions = self.log.positions()
         self.versions, self.combos, self.policies = (Book(k, self.log.codes(k)) for k in ("version", "combo", "policy"))
         self._masks: list[U64x2] = [self.hasher.version(*name) for name in self.versions.names]
+        self._of_model: dict[str, list[int]] = {}
+        self._group_versions(0)
         self.head, self.tail = int(meta["head"]), int(meta["tail"])
         blocks = self.log.blocks()
         self._check_files(blocks)
@@ -223,6 +225,7 @@ class Store:
         """Build the index and the spans from the rows."""
         self.index = Index(self.tail - self.head, self._rows_at, self._live)
         self.spans: dict[tuple[int, int], Span] = {}
+        self._with_spans: set[int] = set()
         for number, part in self.ring.pieces(self.head, self.tail):
             rows = self.ring.rows[part]
             slots = np.arange(part.start, part.stop, dtype=np.int64)
@@ -243,6 +246,7 @@ class Store:
         for i in np.flatnonzero(count).tolist():
             key = int(keys[i]) >> 32, int(keys[i]) & 0xFFFFFFFF
             self.newest[key[0]] = max(self.newest.get(key[0], 0), int(newest[i]))
+            self._with_spans.add(key[0])
             a, b = first + int(begin[i]), first + int(end[i]) + 1
             if (span := self.spans.get(key)) is None:
                 self.spans[key] = Span(a, b, int(count[i]), int(known[i]))
@@ -261,10 +265,14 @@ class Store:
     def _find(self, keys: U64x2) -> NDArray[np.int64]:
         return self.index.find(keys)
 
+    def _group_versions(self, first: int) -> None:
+        """Note of which model each version from the code `first` on is."""
+        for code, (model, _) in enumerate(self.versions.names[first:], first):
+            self._of_model.setdefault(model, []).append(code)
+
     def versions_of(self, model: str) -> list[int]:
         """Return the codes of the versions of a model that have rows, whether or not any of them wait."""
-        with_rows = {v for v, _ in self.spans} | self._with_passed
-        return [v for v in sorted(with_rows) if self.versions.names[v][0] == model]
+        return [v for v in self._of_model.get(model, ()) if v in self._with_spans or v in self._with_passed]
 
     def full_versions(self, names: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return those of the names that would be one version too many for their model."""
@@ -339,8 +347,10 @@ class Store:
             if drawn is not None and (picked := np.flatnonzero(fresh & drawn.picked)).size:
                 self._put_picks(p.take(picked), rows[picked], drawn.until[picked])
             self.log.set_positions(positions)
+        known = len(self.versions.names)
         for book in books:
             book.extend(new[book])
+        self._group_versions(known)
         self._masks = masks
         self.positions.update(positions)
         self.passing.advance(len(passed))
@@ -353,9 +363,8 @@ class Store:
             self.tail = tail
             if len(hits):
                 day = (added["version"].astype(np.int64) << 32) | (added["ts"] // DAY)
-                self._count_labels(
-                    np.full(len(hits), -1, np.int8), hits["label"]["outcome"], day[hits["row"] - (tail - len(added))]
-                )
+                at = hits["row"] - (tail - len(added))
+                self._count_labels(added[at], np.full(len(hits), -1, np.int8), hits["label"]["outcome"], day[at])
                 self._apply(hits)
         self.touched |= touched
         self.changed |= touched
@@ -512,7 +521,7 @@ class Store:
             self.touched |= changed
             self.changed |= _days_of(np.unique(day))
             self.positions.update(positions)
-            self._count_labels(old, hits["label"]["outcome"], day)
+            self._count_labels(rows, old, hits["label"]["outcome"], day)
             self._apply(hits)
             self._go_on_with_checkpoint(len(hits))
         return became
@@ -624,9 +633,10 @@ class Store:
         out["label"]["delta"] = 0
         return out
 
-    def _count_labels(self, old: NDArray[np.int8], new: NDArray[np.int8], day: Ints) -> None:
-        self.corrections["0_to_1"] += int(((old == 0) & (new == 1)).sum())
-        self.corrections["1_to_0"] += int(((old == 1) & (new == 0)).sum())
+    def _count_labels(self, rows: NDArray[Any], old: NDArray[np.int8], new: NDArray[np.int8], day: Ints) -> None:
+        known, before, after = old >= 0, old == wanted(rows), new == wanted(rows)
+        self.corrections["0_to_1"] += int((known & ~before & after).sum())
+        self.corrections["1_to_0"] += int((before & ~after).sum())
         for key, n in zip(*(a.tolist() for a in np.unique(day[old < 0], return_counts=True)), strict=True):
             self.spans[key >> 32, key & 0xFFFFFFFF].labelled += n
 
@@ -823,6 +833,7 @@ class Store:
         for key, span in list(self.spans.items()):
             if span.last <= head:
                 del self.spans[key]
+        self._with_spans = {v for v, _ in self.spans}
 
     def place(self, *parts: str) -> Path:
         """Return a path below the state directory; any text is safe as a part."""

@@ -84,7 +84,7 @@ PREDICTIONS = [
     ({"features": {"channel": float("inf")}}, "not_finite"),
     ({"features": {"amount": 10**400}}, "not_finite"),
     ({"weight": 2.0}, "unsupported"),
-    ({"scores": [0.1, 0.9]}, "unsupported"),
+    ({"scores": [0.1, 0.9]}, "scores"),
     ({"label": 1}, "unsupported"),
 ]
 LABELS = [
