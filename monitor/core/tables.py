@@ -80,6 +80,26 @@ def next_edge(score: float) -> float:
 
 MOST_CLASSES = 50
 """A model has at most so many classes."""
+MARGIN_BINS = 10
+"""Margins between the two best classes are counted in so many bins of equal width."""
+PAIR_CLASSES = 10
+"""Of so many classes at most it is counted how the scores of each are spread by true class."""
+_PAIR_BINS = 128
+CLASS_SHAPES = ((MARGIN_BINS + MOST_CLASSES, MOST_CLASSES + 1), (_PAIR_BINS, PAIR_CLASSES + 1))
+"""The shapes of Table.classes, of the target of the predicted class and of that of a class."""
+
+
+def _pair_bins() -> Ints:
+    """Return the one of 128 bins in which each grid bin lies: 58 of width 1/60 and, beyond them, 35 even in logit each side."""
+    z = np.log(EDGES[1:] / (1.0 - EDGES[1:]))
+    end, z = float(np.log(59.0)), np.append(-_SPAN, z)
+    tail = np.clip((_SPAN - np.abs(z)) / (_SPAN - end) * 35, 0, 34).astype(np.int64)
+    width = np.searchsorted(_CUTS, EDGES, side="right")
+    found: Ints = np.where(width == 0, tail, np.where(width == 59, _PAIR_BINS - 1 - tail, 34 + width))
+    return found
+
+
+_PAIR_BIN = _pair_bins()
 
 FEATURES, FEATURE_CODES = 14, 24
 """So many features of a row can be kept, each as one of so many codes."""
@@ -108,9 +128,9 @@ ROW = np.dtype(
 """One stored prediction (64 bytes): id hash, ms since 1970, score, codes into the code books, verdict, what the audit drew,
 how likely its label is to be looked for and the row was to wait (codes of `prob_code`), hash of its cluster (0: none).
 
-The outcome that the score is the probability of is 1 where `target` is 0, else `target` - 1: a class. `margin` is how far the
-best class is ahead, in steps of 1/255, and `features` hold by position in the baseline a bin or category from 1 on,
-FEATURE_MISSING, FEATURE_UNSEEN, or 0 where the event said nothing of features."""
+The outcome that the score is the probability of is 1 where `target` is 0, else `target` - 1: a class. Where the score is that
+of the predicted class, `margin` is how far it is ahead, in steps of 1/255 and at least one, else 0. `features` hold by position
+in the baseline a bin or category from 1 on, FEATURE_MISSING, FEATURE_UNSEEN, or 0 where the event said nothing of features."""
 
 NO_AUDIT, PICKED, PASSED_OVER = range(3)
 """What the audit sampler drew for a row: it was not asked, the row is to be reviewed, or it is not."""
@@ -177,7 +197,9 @@ class Table:
     `delays` (2, verdicts, DELAYS + LATE_DELAYS + 1), labels by class, verdict and delay cell, and `groups` (GROUPS, 3, 6),
     by cluster group and kind of row (without label, negative, positive) the sums of GROUP_COLUMNS of the rows that have a
     cluster, None where none has one. `features` (FEATURES, FEATURE_CODES) are rows by feature and code, None where no row
-    has features.
+    has features. `classes`, of CLASS_SHAPES, are rows of a model with classes by true class, of which column 0 is for
+    rows without a label: where scores are those of the predicted class, by margin and then by that class; where they are
+    those of one of the first PAIR_CLASSES, labelled ones of these by 128 bins of the score; else None.
     """
 
     cells: NDArray[Any]
@@ -186,6 +208,7 @@ class Table:
     delays: Ints | None = None
     groups: Floats | None = None
     features: Ints | None = None
+    classes: Ints | None = None
 
     @property
     def n(self) -> int:
@@ -221,11 +244,11 @@ def unlike(a: Mapping[str, Table], b: Mapping[str, Table]) -> dict[str, list[str
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """Return a table as lists: {totals, one list per column of CELL, and weights, delays, groups, features where it has them}."""
+    """Return a table as lists: {totals, one list per column of CELL, and the optional parts that it has}."""
     out = {"totals": table.totals.tolist(), **{name: table.cells[name].tolist() for name in CELL.names or ()}}
     if table.weights is not None:
         out["weights"] = {name: table.weights[name].tolist() for name in WEIGHT.names or ()}
-    rest = ((name, getattr(table, name)) for name in ("delays", "groups", "features"))
+    rest = ((name, getattr(table, name)) for name in ("delays", "groups", "features", "classes"))
     return out | {name: a.tolist() for name, a in rest if a is not None}
 
 
@@ -242,7 +265,10 @@ def from_dict(body: Mapping[str, Any]) -> Table:
         raise ValueError("the delay cells are not those of a table")
     totals = np.array(body["totals"], np.float64).reshape(3, len(TOTALS))
     features = np.array(body["features"], np.int64).reshape(FEATURES, FEATURE_CODES) if "features" in body else None
-    return Table(cells, totals, weights, delays, groups, features)
+    classes = np.array(body["classes"], np.int64) if "classes" in body else None
+    if classes is not None and classes.shape not in CLASS_SHAPES:
+        raise ValueError("the classes are not those of a table")
+    return Table(cells, totals, weights, delays, groups, features, classes)
 
 
 def _records(columns: Mapping[str, Any], dtype: np.dtype[Any], n: int) -> NDArray[Any]:
@@ -297,7 +323,7 @@ def total(tables: Sequence[Table]) -> Table:
         parts = np.concatenate([weights_of(t) for t in tables])
         weights = _sums(inverse, len(unique), {name: parts[name] for name in WEIGHT.names or ()}, WEIGHT)
     totals = np.sum([t.totals for t in tables], axis=0)
-    rest = (_plus([getattr(t, name) for t in tables]) for name in ("delays", "groups", "features"))
+    rest = (_plus([getattr(t, name) for t in tables]) for name in ("delays", "groups", "features", "classes"))
     return Table(summed, totals, weights, *rest)
 
 
@@ -366,7 +392,7 @@ def _settle(coarse: Table, fine: Table) -> Table:
         for name in WEIGHT.names or ():
             weights[name] += rest[name]
     groups = None if coarse.groups is None or fine.groups is None else coarse.groups + fine.groups
-    return Table(cells, coarse.totals + fine.totals, weights, coarse.delays, groups, coarse.features)
+    return Table(cells, coarse.totals + fine.totals, weights, coarse.delays, groups, coarse.features, coarse.classes)
 
 
 def _count(
@@ -416,7 +442,8 @@ def _count(
             if s == 0:
                 groups = None if labels is None else _groups(rows, kind, [v[part] for v in sums], part == 0)
                 delays = None if part or labels is None or not horizon[0] else _delays(rows, labels, kind, horizon)
-                table = Table(cells, totals, some, delays, groups, None if part else _features(rows))
+                whole = (None, None) if part else (_features(rows), _classes(rows, outcome))
+                table = Table(cells, totals, some, delays, groups, *whole)
             made[s].append(table)
 
 
@@ -424,6 +451,23 @@ def wanted(rows: NDArray[Any]) -> NDArray[np.int8]:
     """Return the outcome of each row that its score is the probability of."""
     wanted: NDArray[np.int8] = np.where(rows["target"] == 0, 1, rows["target"].astype(np.int8) - 1)
     return wanted
+
+
+def _classes(rows: NDArray[Any], outcome: NDArray[np.int8]) -> Ints | None:
+    """Return rows by predicted and true class, or by score and true class; None where there are no classes."""
+    target, true = rows["target"].astype(np.int64), outcome.astype(np.int64) + 1
+    if rows["margin"].any():
+        shape = CLASS_SHAPES[0]
+        margin = np.minimum(rows["margin"].astype(np.int64) * MARGIN_BINS // 255, MARGIN_BINS - 1)
+        key = np.concatenate((margin, MARGIN_BINS - 1 + target)) * shape[1] + np.tile(true, 2)
+    elif target.any() and target.max() <= PAIR_CLASSES and true.any():
+        shape = CLASS_SHAPES[1]
+        few = (true > 0) & (true <= PAIR_CLASSES)
+        key = _PAIR_BIN[grid_bin(np.ascontiguousarray(rows["score"][few]))] * shape[1] + true[few]
+    else:
+        return None
+    found: Ints = np.bincount(key, minlength=shape[0] * shape[1]).reshape(shape)
+    return found
 
 
 def _features(rows: NDArray[Any]) -> Ints | None:
@@ -503,7 +547,7 @@ def not_waiting(table: Table) -> Table:
     weights["out"], weights["p_out"] = table.cells["n_none"], table.cells["p_none"]
     cells = table.cells.copy()
     cells["n_none"] = cells["p_none"] = 0
-    return Table(cells, table.totals, weights, features=table.features)
+    return Table(cells, table.totals, weights, features=table.features, classes=table.classes)
 
 
 def all_rows(table: Table) -> Table:
@@ -513,7 +557,7 @@ def all_rows(table: Table) -> Table:
     cells = table.cells.copy()
     cells["n_none"] += table.weights["out"].astype(np.uint32)
     cells["p_none"] += table.weights["p_out"]
-    return Table(cells, table.totals, features=table.features)
+    return Table(cells, table.totals, features=table.features, classes=table.classes)
 
 
 def decided(table: Table) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from monitor.core.events import VERDICTS, Entry
-from monitor.core.tables import CELL, FEATURES, GROUPS, TOTALS, WEIGHT, Table
+from monitor.core.tables import CELL, CLASS_SHAPES, FEATURES, GROUPS, TOTALS, WEIGHT, Table
 
 
 class StateError(Exception):
@@ -218,11 +218,18 @@ def _packed(t: Table) -> list[Any]:
     """Return the arrays of a table as bytes, those that it has not as None."""
     weights = None if t.weights is None else t.weights.tobytes()
     rest = (None if a is None else a.astype("<f8").tobytes() for a in (t.delays, t.groups, t.features))
-    return [t.cells.tobytes(), t.totals.tobytes(), weights, *rest]
+    return [
+        t.cells.tobytes(),
+        t.totals.tobytes(),
+        weights,
+        *rest,
+        None if t.classes is None else t.classes.astype("<u4").tobytes(),
+    ]
 
 
 def _unpacked(parts: list[Any]) -> Table:
-    cells, totals, weights, delays, groups, features = parts
+    cells, totals, weights, delays, groups, features, counted = parts
+    classes = None if counted is None else np.frombuffer(counted, "<u4").astype(np.int64)
     return Table(
         np.frombuffer(cells, CELL),
         np.frombuffer(totals, "<f8").reshape(3, len(TOTALS)),
@@ -230,6 +237,7 @@ def _unpacked(parts: list[Any]) -> Table:
         None if delays is None else np.frombuffer(delays, "<f8").astype(np.int64).reshape(2, len(VERDICTS), -1),
         None if groups is None else np.frombuffer(groups, "<f8").reshape(GROUPS, 3, -1),
         None if features is None else np.frombuffer(features, "<f8").astype(np.int64).reshape(FEATURES, -1),
+        None if classes is None else classes.reshape(next(s for s in CLASS_SHAPES if s[0] * s[1] == len(classes))),
     )
 
 
