@@ -16,7 +16,7 @@ from monitor import data, timeline
 from monitor.actions.rollback import PolicyError
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
-from monitor.core import guards, rules
+from monitor.core import guards, readings, rules
 from monitor.core.baseline import Baseline
 from monitor.core.compare import policy_volume
 from monitor.core.days import (
@@ -40,7 +40,7 @@ from monitor.core.events import (
 )
 from monitor.core.features import placed
 from monitor.core.guards import Decision
-from monitor.core.metrics import Estimate
+from monitor.core.metrics import Estimate, multiclass
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
@@ -730,6 +730,25 @@ class Agent:
             for w in mine
             for label, verdict, found in w.delays(now)
         ]
+
+    def classes(self, name: str, version: str | None, window: str) -> dict[str, Any]:
+        """Return what a mature window says of all classes of a model together."""
+        parent = self.config.parents.get(name)
+        if parent is None:
+            raise PolicyError(f"{name!r} is no model with classes; there are {', '.join(self.config.parents) or 'none'}")
+        targets = list(parent.targets.values())
+        version, now = version or self._only_version(targets[0].name), self.clock.last or 0
+        codes = [self.store.versions.code.get((t.name, version), -1) for t in targets]
+        if not all(code in self.watched for code in codes):
+            raise PolicyError(f"{name} has no version {version}")
+        seen = [self.watched[code] for code in codes]
+        tables = [w.mature_table(window, now) for w in seen]
+        read = [readings.mature(t, w.model.labels.rules) for t, w in zip(tables, seen, strict=True)]
+        k, last = len(parent.classes), seen[-1]
+        top = (tables[k], read[k]) if len(seen) > k else None
+        before = last.baseline.table("all") if top and last.baseline else None
+        said = multiclass.view(multiclass.Window(parent.classes, tables[:k], read[:k], top, before))
+        return {"model": name, "version": version, "window": window, "n": tables[0].n, "labelled": tables[0].labelled, **said}
 
     def _known(self, name: str) -> bool:
         return name in self.config.models or "*" in self.config.models

@@ -37,6 +37,8 @@ OWN_READING = {"policy_volume": ("scored", "24h"), "volume_ratio": ("scored", "7
 """Basis and window of what is no metric of a reading but of several; each has one of its own."""
 LABELS_MODES = ("single", "multi")
 SCORES = ("probability", "logit", "margin")
+OF_PROBABILITIES = ("calibration", "high_confidence_errors")
+"""Detectors that read a score as a probability, which margins are none of."""
 TOP = "top"
 """The target of a model with classes that asks whether the predicted class was right."""
 HIDDEN = "***"
@@ -932,6 +934,8 @@ def _given(before: Model, fields: dict[str, Any]) -> Model:
     if "false_alarms_per_year" in fields:
         fields["false_alarms"] = fields.pop("false_alarms_per_year")
     model = replace(before, **fields)
+    if model.score == "margin":
+        model = replace(model, rules=tuple(r for r in model.rules if r.detector not in OF_PROBABILITIES))
     return replace(model, rules=budgeted(model.rules, model.false_alarms))
 
 

@@ -85,7 +85,8 @@ class Exporter(Collector):
             _estimate(f, e, roles[e.key.model, e.key.version])
         edges = {(v.model, v.version): v.edges for v in s.versions}
         for (key, window), reading in s.readings.items():
-            if key.slice == "all" and window == "28d" and edges[key.model, key.version] is not None:
+            has_bins = edges[key.model, key.version] is not None and reading.reason != "margin_scores"
+            if key.slice == "all" and window == "28d" and has_bins:
                 labels_ = (key.model, key.version, roles[key.model, key.version], key.slice, window)
                 _bins(f, labels_, reliability(reading, edges[key.model, key.version], False))
         _alerts(f, s)
@@ -168,6 +169,8 @@ def _estimate(f: _Families, e: Estimate, role: str) -> None:
     name = f"{e.basis}_{e.metric}" if e.basis in ("nowcast", "estimated") else e.metric
     available = (e.key.model, e.key.version, e.key.slice, e.window, name, e.reason)
     f.put("scorewatch_estimate_available", 0.0 if e.reason else 1.0, *available)
+    if e.metric == "mean_score" and e.reason == "margin_scores":
+        f.put("scorewatch_scored", e.n, *labels, e.window)
     if e.reason:
         return
     f.put(f"scorewatch_{name}", e.value, *labels, e.window)

@@ -541,6 +541,9 @@ class Running:
     def _audit(self, name: str) -> Any:
         return self._found(self.loop.agent.audit, name)
 
+    def _classes(self, name: str, version: str | None, window: str) -> Any:
+        return self._found(lambda name: self.loop.agent.classes(name, version, window), name)
+
     def _delays(self, name: str) -> Any:
         return self._found(self.loop.agent.delays, name)
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from monitor.core.days import iso
+from monitor.core.days import MATURE, iso
 from monitor.core.events import DAY
 from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate, curves
@@ -184,6 +184,14 @@ def api_app(api: Api) -> Starlette:
 
         return get
 
+    async def classes(request: Request) -> Response:
+        query = request.query_params
+        window = query.get("window", "28d")
+        if window not in MATURE:
+            raise problem(400, f"window must be one of {', '.join(MATURE)}, found {window!r}")
+        given = {"version": query.get("version"), "window": window}
+        return json_response(await _ask(api, "classes", name=request.path_params["model"], **given))
+
     async def policy(request: Request) -> Response:
         found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
         tag = f'"{found["checksum"]}"'
@@ -238,6 +246,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/features", features),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
+        Route("/v1/models/{model}/classes", classes),
         Route("/v1/models/{model}/audit", of_model("audit")),
         Route("/v1/models/{model}/delays", of_model("delays")),
         Route("/v1/models/{model}/policy", policy),

@@ -35,7 +35,7 @@ from monitor.core.days import (
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
 from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
 from monitor.core.features import Feature, to_dict
-from monitor.core.metrics import METRICS, Estimate, measure, spread
+from monitor.core.metrics import METRICS, Estimate, measure, of_margins, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
 from monitor.core.policy import Policy
@@ -463,7 +463,7 @@ class Watched:
         shown = [d for d in days if readings.complete_enough(*d, rules)][-WINDOWS["28d"] // DAY :]
         reading = readings.nowcast(shown or days, rules)
         key = Key(*self.name, "all", max(self.open, default=now // DAY))
-        estimates = measure(reading, key, "waiting", self.edges, None, NOWCAST)
+        estimates = self._estimates(reading, key, "waiting", self.edges, None, NOWCAST)
         suggested = suggested_horizon(every, *self.horizon)
         self.ahead = Ahead(state, estimates, share_in(days), suggested)
         return self.ahead
@@ -496,6 +496,16 @@ class Watched:
         hours = [self.hours[h] for h in recent_hours(now, window) if h in self.hours]
         return [total([h[i] for h in hours]) for i in range(len(self.slices))]
 
+    def _estimates(self, reading: Reading, key: Key, window: str, *about: Any) -> tuple[Estimate, ...]:
+        """Return what `measure` finds, as far as the scores of the model allow."""
+        found = measure(reading, key, window, *about)
+        return of_margins(found) if self.model.score == "margin" else found
+
+    def mature_table(self, window: str, now: int) -> Table:
+        """Return the table of the slice `all` of a mature window."""
+        days = mature_window(self.days, now, self.model.labels.longest, window)
+        return total([self.days[d]["all"] for d in days])
+
     def hours_reading(self, window: str, now: int) -> Reading:
         """Return the scores of the slice `all` in the last hours."""
         return readings.scored(self._hours(window, now)[0])
@@ -510,7 +520,7 @@ class Watched:
                 key = Key(*self.name, self.slices[i], now // DAY)
                 reference, names = (None, _SLICE_SCORED) if i else (self.reference, SCORED)
                 days = None if i else self._one_day(window)
-                out += measure(readings.scored(table), key, window, self.edges, reference, names, days)
+                out += self._estimates(readings.scored(table), key, window, self.edges, reference, names, days)
                 if not i and window == "24h":
                     out += before_labels(table, self.validation, key, window, self.errors)
         reason = "few_compared_days" if self.validation else "no_baseline"
@@ -544,13 +554,13 @@ class Watched:
                 table = total([self.days[d].get(name, EMPTY) for d in days])
                 key = Key(*self.name, name, last)
                 reading = readings.mature(table, self.model.labels.rules)
-                kept[key, window] = reading
+                kept[key, window] = replace(reading, reason="margin_scores") if self.model.score == "margin" else reading
                 reference = self.reference if name == "all" else None
                 scored = readings.scored(table) if days else replace(readings.scored(table), reason="no_mature_days")
                 before, after = self._by_day(days, name)
                 names = (SCORED, OUTCOMES) if name == "all" else (_SLICE_SCORED, _SLICE_OUTCOMES)
-                estimates += measure(scored, key, window, self.edges, reference, names[0], before)
-                estimates += measure(reading, key, window, self.edges, None, names[1], after)
+                estimates += self._estimates(scored, key, window, self.edges, reference, names[0], before)
+                estimates += self._estimates(reading, key, window, self.edges, None, names[1], after)
         return Mature(state, tuple(estimates), kept, self._mature_inputs(windows[-1], estimates))
 
     def _mature_inputs(self, days: tuple[int, ...], estimates: Sequence[Estimate]) -> tuple[Inputs, ...]:
@@ -602,7 +612,7 @@ class Watched:
             names = (*OUTCOMES, "flagged_share") if name == "all" else SLICE_ESTIMATES
             by_day = self.baseline.days[name] if name == "all" else {}
             days = days_of([readings.baseline(t, threshold) for _, t in sorted(by_day.items())]) if by_day else None
-            found = [e for e in measure(reading, key, "", self.edges, None, names, days) if not e.reason]
+            found = [e for e in self._estimates(reading, key, "", self.edges, None, names, days) if not e.reason]
             if days is not None:
                 self.spread = spread(found, len(days.sums))
             out += found
@@ -617,7 +627,7 @@ class Watched:
         key = Key(*self.name, "all", now // DAY)
         if basis == "scored":
             reading, day = self.hours_reading(window, now), self._one_day(window)
-            found = measure(reading, key, window, self.edges, self.reference, metrics, day)
+            found = self._estimates(reading, key, window, self.edges, self.reference, metrics, day)
             return {e.metric: e for e in found}
         assert self.measured is not None
         days = mature_window(self.days, now, self.model.labels.longest, window)
@@ -627,7 +637,7 @@ class Watched:
             same = [e for e in self.measured.estimates if e.key.slice == "all" and e.window == window]
             return {e.metric: e for e in same if e.metric in metrics}
         reading = readings.mature(total([self.days[d]["all"] for d in after]), self.model.labels.rules)
-        found = measure(reading, key, window, self.edges, None, metrics, self._by_day(after, "all")[1])
+        found = self._estimates(reading, key, window, self.edges, None, metrics, self._by_day(after, "all")[1])
         return {e.metric: e for e in found}
 
     # Looking at whole days.
@@ -728,14 +738,15 @@ class Watched:
                 reading = readings.mature(table, self.model.labels.rules)
             else:
                 reading = readings.scored(self.looks.scores(rule, key.slice))
-            shown = measure(reading, key, rule.window, self.edges, reference, {rule.shown})
+            shown = self._estimates(reading, key, rule.window, self.edges, reference, {rule.shown})
             self.said[rule.name] = {e.metric: e for e in (*shown, seen.effect, seen.evidence)}
         return self.said[rule.name]
 
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""
         key = Key(*self.name, "all", max(days))
-        return summary(total(list(days.values())), self.model.labels.rules, key, window, self.edges)
+        found = summary(total(list(days.values())), self.model.labels.rules, key, window, self.edges)
+        return of_margins(found) if self.model.score == "margin" else found
 
     def month(self, month: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of a calendar month of predictions."""

@@ -54,6 +54,9 @@ UNDEFINED = {
     "few_compared_days": "Fewer than 7 mature days have both an estimate made without labels and outcomes.",
     "other_target": "The scores of the two versions are probabilities of different outcomes.",
     "sampled": "Only a sample of the rows waits or is labelled, so rows that two versions scored are no fair choice.",
+    "unseen_class": "A class has no row in the window, or all rows are of it.",
+    "too_many_classes": "The model has more than 10 classes, and pairs of them are not counted.",
+    "margin_scores": "The scores are margins, which order rows but are no probabilities.",
     "few_audited_misses": "Fewer than 10 missed positives were found among the rows that are only sometimes looked at.",
 }
 

@@ -395,6 +395,24 @@ def _measured(metric: Metric, reading: Reading, decided: bool, edges: Ints | Non
     return metric.function(reading, edges, reference) if metric.reference else metric.function(reading, edges)
 
 
+_PROBABILITY = (
+    "mean_score",
+    "high_confidence_error_share",
+    *(name for name, m in METRICS.items() if m.function.__module__ == calibration.__name__),
+)
+"""Metrics that read a score as a probability."""
+
+
+def of_margins(estimates: Iterable[Estimate]) -> tuple[Estimate, ...]:
+    """Return estimates of a model whose scores are margins: what reads them as probabilities is undefined."""
+    return tuple(
+        Estimate(e.metric, e.key, e.window, e.basis, None, None, None, e.n, "margin_scores")
+        if e.metric in _PROBABILITY and e.reason in ("", "no_baseline")
+        else e
+        for e in estimates
+    )
+
+
 def measure(
     reading: Reading,
     key: Key,
