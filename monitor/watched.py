@@ -150,8 +150,9 @@ class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
     `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
-    often each policy was named in them, `days` the tables of the last 28 mature days by slice, `sums` what `summed` makes of
-    them (beside them), `open` those of the slice `all` of days that are not mature, `seen` when its last event came.
+    often each policy was named in them, `days` the tables of the last 28 mature days by slice (both only that of `all` for a
+    target of a model with classes, which may have many), `sums` what `summed` makes of them (beside that of `all`), `open`
+    those of the slice `all` of days that are not mature, `seen` when its last event came.
     `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
     missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `features_since` (ms) is when
     features began to be coded as they are in the baseline, `promised` the rows of its slices and those by feature and code.
@@ -168,7 +169,7 @@ class Watched:
     hours: dict[int, list[Table]] = field(default_factory=dict)
     following: dict[int, dict[int, int]] = field(default_factory=dict)
     days: dict[int, Mapping[str, Table]] = field(default_factory=dict)
-    sums: dict[int, tuple[Mapping[str, Table], dict[str, tuple[Floats, Floats, Floats | None]]]] = field(default_factory=dict)
+    sums: dict[int, tuple[Table, dict[str, tuple[Floats, Floats, Floats | None]]]] = field(default_factory=dict)
     open: dict[int, Table] = field(default_factory=dict)
     revision: int = 0
     measured: Mature | None = None
@@ -247,7 +248,8 @@ class Watched:
             if code == self.code and day > last - WINDOWS["28d"] // DAY:
                 stored = self.store.log.day(code, day)
                 # Of a day that was counted under other slices only `all` is comparable.
-                self.days[day] = stored if stored.keys() <= set(self.slices) else {"all": stored["all"]}
+                same = stored.keys() <= set(self.slices) and not self.model.parent
+                self.days[day] = stored if same else {"all": stored["all"]}
             if code == self.code and month_end(month_of(day)) > last:
                 self.open_months.add(month_of(day))
 
@@ -337,6 +339,7 @@ class Watched:
                     self._count_hours(rows, now)
         for (code, kind, hour), passed in self.store.passed.items():
             if code == self.code and kind == "hour" and hour >= recent_hours(now, "24h").start:
+                passed = {"all": passed["all"]} if self.model.parent else passed
                 before = self.hours.get(hour, [EMPTY] * len(self.slices))
                 self.hours[hour] = self._with_passed(before, passed)
 
@@ -346,7 +349,8 @@ class Watched:
             self._members()
         for h in np.unique(hour[hour >= recent_hours(now, "24h").start]).tolist():
             mine = rows[hour == h]
-            fresh = tables(mine, None, self.members, len(self.slices))
+            fresh = tables(mine, None, self.members, 1 if self.model.parent else len(self.slices))
+            fresh += [EMPTY] * (len(self.slices) - len(fresh))
             self.hours[h] = [a + b for a, b in zip(self.hours[h], fresh, strict=True)] if h in self.hours else fresh
             named = self.following.setdefault(h, {})
             for code, n in zip(*(a.tolist() for a in np.unique(mine["policy"], return_counts=True)), strict=True):
@@ -390,6 +394,14 @@ class Watched:
         out = zip(counted, self.slices, known, strict=True)
         return [t + passed.get(name, EMPTY) if there else EMPTY for t, name, there in out]
 
+    def tables_of(self, day: int) -> Mapping[str, Table]:
+        """Return the tables by slice of one of `days`, from the log where memory has only that of `all`."""
+        kept = self.days[day]
+        if not self.model.parent or len(kept) > 1 or (self.code, day) not in self.store.closed:
+            return kept
+        stored = self.store.log.day(self.code, day)
+        return stored if stored.keys() <= set(self.slices) else kept
+
     def _observe(self, day: int) -> None:
         """Write a baseline from what was served, where validation gave none: after the first full day and after 28."""
         earlier = sorted(d for v, d in self.store.closed if v == self.code and d < day)
@@ -411,6 +423,9 @@ class Watched:
         pieces = partial(self.store.pieces_of, self.code)
         passed = {d: t["all"] for d in days if (t := self.store.passed.get((self.code, "day", d)))}
         made = baselines.build_by_day(*self.name, self.model.segments, days, pieces, self.store.combos.names, provenance, passed)
+        if self.model.parent:  # it promises nothing, and the tables of 51 targets by slice and day are some 100 MB
+            summed_up = {name: {max(t): total(list(t.values()))} for name, t in made.days.items() if t and name != "all"}
+            made = replace(made, days={"all": made.days["all"], **summed_up})
         made = replace(made, checksum=baseline_checksum(made))
         self.unwritten = baselines.to_json(made)
         self.keep_baseline()
@@ -434,7 +449,11 @@ class Watched:
         first = self.newest_mature(now) - WINDOWS["28d"] // DAY
         self.hours = {h: t for h, t in self.hours.items() if h >= oldest}
         self.following = {h: t for h, t in self.following.items() if h >= oldest}
-        self.days = {d: t for d, t in self.days.items() if d > first}
+        self.days = {
+            d: {"all": t["all"]} if self.model.parent and (self.code, d) in self.store.closed else t
+            for d, t in self.days.items()
+            if d > first
+        }
         self.sums = {d: s for d, s in self.sums.items() if d in self.days}
 
     def count_open(self, day: int) -> None:
@@ -515,7 +534,7 @@ class Watched:
         out: list[Estimate] = []
         for window in RECENT:
             for i, table in enumerate(self._hours(window, now)):
-                if i and window == "1h":
+                if i and (window == "1h" or self.model.parent):
                     break
                 key = Key(*self.name, self.slices[i], now // DAY)
                 reference, names = (None, _SLICE_SCORED) if i else (self.reference, SCORED)
@@ -534,9 +553,9 @@ class Watched:
         """Return the days of a slice without and with outcomes."""
         found = []
         for day in days:
-            if day not in self.sums or self.sums[day][0] is not self.days[day]:
-                made = {n: summed(n, t, self.model.labels.rules) for n, t in self.days[day].items()}
-                self.sums[day] = self.days[day], made
+            if day not in self.sums or self.sums[day][0] is not self.days[day]["all"]:
+                made = {n: summed(n, t, self.model.labels.rules) for n, t in self.tables_of(day).items()}
+                self.sums[day] = self.days[day]["all"], made
             found.append(self.sums[day][1].get(name, (NOTHING, NOTHING, None)))
         scored, outcomes = (np.array([f[i] for f in found]).reshape(-1, len(NOTHING)) for i in range(2))
         ranks = np.array([f[2] for f in found]) if name == "all" and found else None
@@ -547,11 +566,12 @@ class Watched:
         estimates: list[Estimate] = []
         kept: dict[tuple[Key, str], Reading] = {}
         last = self.newest_mature(now)
+        stored = {d: self.tables_of(d) for d in max(windows, key=len)}
         for window, days in zip(MATURE, windows, strict=True):
             for name in self.slices:
                 if name != "all" and window != "28d":
                     continue
-                table = total([self.days[d].get(name, EMPTY) for d in days])
+                table = total([stored[d].get(name, EMPTY) for d in days])
                 key = Key(*self.name, name, last)
                 reading = readings.mature(table, self.model.labels.rules)
                 kept[key, window] = replace(reading, reason="margin_scores") if self.model.score == "margin" else reading
@@ -570,7 +590,7 @@ class Watched:
             none = (tuple(Shift(name, 0, reason="no_mature_days") for name in names) for names in named)
             return (Inputs(MATURE[-1], 0, *none),)
         coded = {d: self.days[d]["all"] for d in days if d * DAY >= self.features_since}
-        newest = {name: t.n for name, t in self.days[days[-1]].items()}
+        newest = {name: t.n for name, t in self.tables_of(days[-1]).items()}
         return (
             self._inputs("day", days[-1], [coded[d] for d in days[-1:] if d in coded], newest),
             self._inputs(MATURE[-1], days[-1], list(coded.values()), _rows_by_slice(estimates, MATURE[-1])),
@@ -723,7 +743,7 @@ class Watched:
         return self.detected[1]
 
     def _of_days(self, days: Iterable[int], name: str) -> Table:
-        return total([self.days[d].get(name, EMPTY) for d in days])
+        return total([(self.days[d] if name == "all" else self.tables_of(d)).get(name, EMPTY) for d in days])
 
     def detection(self, rule: Rule, now: int) -> dict[str, Estimate]:
         """Return the estimates that the rule of a detector looks at and the one its alert shows, of the slice that is off."""

@@ -472,7 +472,7 @@ class Store:
         labels that name a version won: it is for the versions to come.
         """
         became = np.full(len(labels), UNKNOWN, np.int8)
-        which, slots = [], []
+        looked: list[tuple[Ints, int]] = []
         keys = labels.ids.copy()
         named = np.zeros(len(labels), np.uint16)
         for code, (model, version) in enumerate(labels.version.names):
@@ -481,20 +481,11 @@ class Store:
                 keys[at] ^= self.hasher.version(model, version)
                 named[at] = NAMED
             known = [self.versions.code[model, version]] if (model, version) in self.versions.code else []
-            for v in self.versions_of(model) if version is None else known:
-                key = labels.ids[at] ^ self._masks[v]
-                slot = self._find(key)
-                became[at[(slot < 0) & self.passing.has(key)]] = NOT_SAMPLED
-                hit = at[slot >= 0]
-                slot = slot[slot >= 0]
-                kept = self.ring.rows["ts"][slot] // DAY >= max(self.keep_from.get(v, 0), self.left.get(v, 0))
-                became[hit[~kept]] = np.maximum(became[hit[~kept]], TOO_OLD)
-                which.append(hit[kept])
-                slots.append(slot[kept])
+            looked += [(at, v) for v in (self.versions_of(model) if version is None else known)]
+        of, at = self._rows_of_labels(labels.ids, looked, became)
         prob = named if labels.label_prob is None else labels.label_prob | named
         hits, shadowed, displaced = np.empty(0, HIT), np.zeros(len(labels), bool), np.empty(0, EARLY)
-        if which:
-            of, at = np.concatenate(which), np.concatenate(slots)
+        if len(of):
             like = _alike(self.ring.rows["label_prob"][at], prob[of])
             became[of[~like]] = np.maximum(became[of[~like]], UNLIKE)
             of, at = of[like], at[like]
@@ -525,6 +516,25 @@ class Store:
             self._apply(hits)
             self._go_on_with_checkpoint(len(hits))
         return became
+
+    def _rows_of_labels(self, ids: U64x2, looked: list[tuple[Ints, int]], became: NDArray[np.int8]) -> tuple[Ints, Ints]:
+        """Return labels and the slots of their rows, for labels and the version that each is looked up under.
+
+        All are looked up at once. Note in `became` which rows did not wait or are past their corrections.
+        """
+        if not looked:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        at = np.concatenate([at for at, _ in looked])
+        key = np.concatenate([ids[at] ^ self._masks[v] for at, v in looked])
+        oldest = [max(self.keep_from.get(v, 0), self.left.get(v, 0)) for _, v in looked]
+        first = np.repeat(np.array(oldest, np.int64), [len(at) for at, _ in looked])
+        slot = self._find(key)
+        became[at[(slot < 0) & self.passing.has(key)]] = NOT_SAMPLED
+        there = slot >= 0
+        at, slot, first = at[there], slot[there], first[there]
+        kept = self.ring.rows["ts"][slot] // DAY >= first
+        became[at[~kept]] = np.maximum(became[at[~kept]], TOO_OLD)
+        return at[kept], slot[kept]
 
     def _to_hold(
         self,
