@@ -498,16 +498,27 @@ class Agent:
 
     def _detect(self, active: Sequence[Watched], closing: Mapping[tuple[int, int], Any], now: int) -> None:
         """Let detectors look at the whole days that ended or matured: of live versions by their traffic, then of canaries."""
-        arriving = self.store.touched if isinstance(self.clock, WallClock) else set()
         live = [w for w in active if w.role == "live"]
         for w in (*live, *(w for w in active if w.role == "canary")):
-            closed, coming = ({d for v, d in keys if v == w.code} for keys in (closing, arriving))
+            closed = {d for v, d in closing if v == w.code}
+            coming = self._coming(w.code, now)
             beside = self._beside(w, live) if w.role == "canary" else None
             if w.role == "live" or beside is not None:
                 w.look(now, self.served.threshold(*w.name), closed, coming, beside)
         for w in live:
             together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
             w.looks.weigh(together)
+
+    def _coming(self, code: int, now: int) -> set[int]:
+        """Return the days that have not ended for a version, whatever the clock says.
+
+        By the machine's clock they are those that are being read in right now. Where events are the clock, no event after a day
+        means that the data ends there, not that it was lost.
+        """
+        if isinstance(self.clock, WallClock):
+            return {d for v, d in self.store.touched if v == code}
+        newest = max((w.seen for w in self.watched.values()), default=0)
+        return set(range(newest // DAY + 1, now // DAY))
 
     def _beside(self, canary: Watched, live: Iterable[Watched]) -> Watched | None:
         """Return the live version of the model with the most traffic, None when there is none."""

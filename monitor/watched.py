@@ -682,7 +682,7 @@ class Watched:
             self.looks.expect(live.version, Beside(live.tables_beside, self.model.labels.rules), None, 0, now // DAY)
 
         def tables_of(day: int) -> Mapping[str, Table]:
-            return self.tables_of(day, day in closed)
+            return self.whole_day(day, day in closed)
 
         self.looks.see_mature(closed, closing, tables_of)
         first = self.looks.ended + 1 if self.looks.ended >= 0 else min(there, default=now // DAY)
@@ -697,14 +697,11 @@ class Watched:
             d for v, kind, d in self.store.passed if v == self.code and kind == "day"
         }
 
-    def tables_of(self, day: int, closed: bool) -> Mapping[str, Table]:
+    def whole_day(self, day: int, closed: bool) -> Mapping[str, Table]:
         """Return the tables of a day by slice: the final ones of a closed day, else those of its rows now."""
         if not closed:
             return self.counted(day)
-        whole = self.days.get(day, {})
-        return (
-            whole if whole.keys() > {"all"} or (self.code, day) not in self.store.closed else self.store.log.day(self.code, day)
-        )
+        return self.tables_of(day) if day in self.days else self.store.log.day(self.code, day)
 
     def tables_beside(self, basis: str, day: int) -> Mapping[str, Table]:
         """Return the tables of a day for a canary to be looked at beside: nothing where there are no rows or no outcomes yet."""
@@ -712,7 +709,7 @@ class Watched:
         if basis == "scored" and day in self.looks.recent:
             return self.looks.recent[day]
         if closed:
-            return self.tables_of(day, closed)
+            return self.whole_day(day, closed)
         return self.counted(day) if basis == "scored" and day in self._there() else {}
 
     def _expect(self, closed: Collection[int], threshold: float | None, now: int) -> None:

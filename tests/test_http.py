@@ -301,6 +301,7 @@ def test_every_bad_prediction_is_named_and_its_neighbours_are_kept(agent):
         ("id", {"id": ""}),
         ("id", {"id": "x" * 257}),
         ("unsupported", {"weight": 0.5}),
+        ("scores", {"scores": [0.5, 0.5]}),
         ("label_prob", {"label_prob": 0}),
         ("type", {"cluster": 1.5}),
     ]
@@ -315,11 +316,13 @@ def test_every_bad_prediction_is_named_and_its_neighbours_are_kept(agent):
     found = metrics(a, 15 + len(events))
     for reason in {reason for reason, _ in odd}:
         assert counter(found, "scorewatch_events_rejected_total", reason=reason) == sum(r == reason for r, _ in odd), reason
-    assert {reason for reason, _ in odd} | LABEL_REASONS == set(REJECTED)
+    assert {reason for reason, _ in odd} | LABEL_REASONS | CLASS_REASONS == set(REJECTED)
 
 
 LABEL_REASONS = {"label_class", "null_label", "no_model", "unknown_id", "not_sampled"}
 """What only labels are rejected for."""
+CLASS_REASONS = {"sum", "unknown_class"}
+"""What only events of models with classes are rejected for."""
 
 
 def test_every_bad_label_is_named_and_its_neighbours_are_kept(agent):
