@@ -285,6 +285,16 @@ def test_targets_of_a_configuration(tmp_path):
     assert found.models["a:dog"].policies == tmp_path / "p" / "dog"
     assert found.models["a:dog"].baseline == tmp_path / "b" / "dog.json"
     assert list(found.named) == ["a", "t"]
+    for severity, budget in found.parents["a"].false_alarms.items():
+        assert sum(m.false_alarms[severity] for m in found.models.values() if m.parent) == pytest.approx(budget)
+
+
+def test_margins_have_no_detector_of_probabilities(tmp_path):
+    """With `score: margin` detectors that read a score as a probability are off, and the others keep the whole budget."""
+    found = parse("models: {r: {score: margin}, p: {}}", "f.yaml", tmp_path).models
+    names = [{r.detector for r in found[name].rules if r.detector} for name in ("p", "r")]
+    assert names[0] - names[1] == {"calibration", "high_confidence_errors"}
+    assert found["r"].false_alarms == found["p"].false_alarms
 
 
 @pytest.mark.parametrize(
