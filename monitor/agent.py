@@ -27,6 +27,7 @@ from monitor.core.days import (
     month_end,
     oldest_kept,
 )
+from monitor.core.diagnosis import Diagnosis
 from monitor.core.events import (
     DAY,
     FUTURE,
@@ -46,6 +47,7 @@ from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
 from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
+from monitor.explain import explain
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
 from monitor.formats.classes import Scores
@@ -93,6 +95,8 @@ class Agent:
         self.alerts: dict[tuple[str, str, str], Alert] = {}
         self.decided: dict[tuple[str, str, str], str] = {}
         self.failing: set[tuple[str, str, str]] = set()
+        self.diagnoses: dict[tuple[str, str, str], Diagnosis] = {}
+        self.explained: dict[int, Any] = {}
         self.snapshot = Snapshot(None)
         try:
             self._load()
@@ -400,6 +404,7 @@ class Agent:
             w.measure(now, self.served.threshold(*w.name))
         self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
+        self._explain(active, alerts, now)
         decisions = self._decide(alerts, active)
         changes += self._act(decisions, now)
         entries = self._record(now, closing, alerts, ended, decisions, changes)
@@ -561,6 +566,19 @@ class Agent:
                     alerts.append(self.alerts[key])
         return alerts, ended
 
+    def _explain(self, active: Sequence[Watched], alerts: Iterable[Alert], now: int) -> None:
+        """Diagnose the firing alerts anew when there are others, or when detectors looked at a day."""
+        firing = [a for a in alerts if a.state == "firing"]
+        for w in active:
+            mine = [a for a in firing if a.key[:2] == w.name]
+            state = w.looks.turn, [a.rule for a in mine]
+            if self.explained.get(w.code) != state:
+                served = self.served.standing(*w.name).served
+                self.diagnoses |= explain(w, now, mine, served[-1][0] if served else None)
+                self.explained[w.code] = state
+        keys = {a.key for a in firing}
+        self.diagnoses = {key: d for key, d in self.diagnoses.items() if key in keys}
+
     def _unwatched(self, rule: Rule, w: Watched, now: int) -> str | None:
         """Return why the rule is not looked at now, None when it is."""
         if rule.fires[0].metric != "policy_volume":
@@ -650,7 +668,8 @@ class Agent:
         changes: Sequence[Planned],
     ) -> list[Entry]:
         """Commit the tick, then let current.json follow the journal."""
-        entries = [("alert", a.model, a.version, _alert_body(a)) for a in (*ended, *alerts) if a.since == now]
+        said = [(a, self.diagnoses.get(a.key)) for a in (*ended, *alerts) if a.since == now]
+        entries = [("alert", a.model, a.version, _alert_body(a, d)) for a, d in said]
         for d in decisions:
             self.add(
                 "scorewatch_decisions_total",
@@ -822,7 +841,7 @@ class Agent:
                 )
             )
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
-        return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), {}, closed)
+        return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), self.diagnoses, {}, closed)
 
     def all_months(self, name: str) -> list[dict[str, Any]]:
         """Return the estimates of every month of a model that has closed days."""
@@ -906,9 +925,10 @@ def _paired(columns: C | None, other: _Other, admitted: _Other) -> C | None:
     return columns if len(columns) else None
 
 
-def _alert_body(a: Alert) -> dict[str, Any]:
+def _alert_body(a: Alert, d: Diagnosis | None) -> dict[str, Any]:
     body = {"rule": a.rule, "severity": a.severity, "state": a.state, "since": a.since, "reason": a.reason}
     body |= {"slices": dict(a.slices)} if a.slices else {}
+    body |= {} if d is None else {"diagnosis": d.code, "advice": d.action, "words": d.words}
     return body | {k: None if e is None else timeline.number(e) for k, e in (("observed", a.observed), ("expected", a.expected))}
 
 

@@ -207,7 +207,9 @@ def _alerts(f: _Families, s: Snapshot) -> None:
             f.put("scorewatch_alert_active", float(alert is not None), v.model, v.version, rule.name, rule.severity)
             if alert is None:
                 continue
-            f.put("scorewatch_alert_info", 1, v.model, v.version, rule.name, rule.severity, rule.action)
+            found = s.diagnoses.get(alert.key)
+            diagnosis = "" if found is None else found.code
+            f.put("scorewatch_alert_info", 1, v.model, v.version, rule.name, rule.severity, diagnosis, rule.action)
             f.put(
                 "scorewatch_alert_observed",
                 None if alert.observed is None else alert.observed.value,

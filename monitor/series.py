@@ -176,7 +176,9 @@ SERIES: dict[str, Series] = {
     "scorewatch_effect_high": Series("gauge", (*_VERSION, "rule"), "Interval of scorewatch_effect: its high end."),
     "scorewatch_alert_active": Series("gauge", ("model", "version", "rule", "severity"), "1 while the alert is firing."),
     "scorewatch_alert_info": Series(
-        "gauge", ("model", "version", "rule", "severity", "action"), "1 while firing; what the rule does."
+        "gauge",
+        ("model", "version", "rule", "severity", "diagnosis", "action"),
+        "1 while firing; what is likely wrong, and what the rule does.",
     ),
     "scorewatch_alert_observed": Series("gauge", ("model", "version", "rule"), "The estimate the firing rule looks at."),
     "scorewatch_alert_expected": Series("gauge", ("model", "version", "rule"), "What validation promised for that estimate."),

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from monitor.core.days import MATURE, iso
 from monitor.core.events import DAY
+from monitor.core.diagnosis import Diagnosis
 from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate, curves
 from monitor.core.metrics.calibration import ece_by_bins, reliability, survives, top_label_ece
@@ -314,6 +315,13 @@ def number(e: Estimate | None) -> dict[str, Any] | None:
     return found | {"interval_reason": e.interval_reason} if e.interval_reason else found
 
 
+def _diagnosis(d: Diagnosis | None) -> dict[str, Any] | None:
+    if d is None:
+        return None
+    since = None if d.since is None else iso(d.since)
+    return {"code": d.code, "advice": d.action, "since": since, "confirmed": d.confirmed, "words": d.words}
+
+
 def _detection(d: Detection) -> dict[str, Any]:
     since = None if d.since is None else iso(d.since * DAY)[:10]
     said = {"detector": d.detector, "evidence": number(d.evidence), "limit": d.limit, "effect": number(d.effect)}
@@ -365,6 +373,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
                 "observed": number(a.observed),
                 "expected": number(a.expected),
                 "slices": dict(a.slices),
+                "diagnosis": _diagnosis(s.diagnoses.get(a.key)),
             }
             for a in s.alerts
         ],

@@ -527,7 +527,11 @@ class Watched:
 
     def hours_reading(self, window: str, now: int) -> Reading:
         """Return the scores of the slice `all` in the last hours."""
-        return readings.scored(self._hours(window, now)[0])
+        return readings.scored(self.hours_table(window, now))
+
+    def hours_table(self, window: str, now: int) -> Table:
+        """Return the table of the slice `all` of the last hours."""
+        return total([self.hours[h][0] for h in recent_hours(now, window) if h in self.hours])
 
     def recent(self, now: int) -> list[Estimate]:
         """Return what the last hours say, slices for the last 24 only, and what they let expect before their labels come."""

@@ -72,7 +72,7 @@ class Signs:
 
 _SAID = {
     "score_drift": "score drift (PSI above chance)",
-    "fit": "no change of prevalence explains the scores (p-value)",
+    "fit": "no change of prevalence explains the scores",
     "flagged_share": "flagged share",
     "policy": "another policy was activated",
     "prevalence": "prevalence",

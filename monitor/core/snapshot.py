@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from monitor.core.days import Key
 from monitor.core.delays import SuggestedHorizon
+from monitor.core.diagnosis import Diagnosis
 from monitor.core.events import Ints
 from monitor.core.metrics import Estimate
 from monitor.core.metrics.inputs import Inputs
@@ -75,7 +76,7 @@ class Version:
 class Snapshot:
     """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from.
 
-    `problem` says why the state directory cannot be written, for a person; it is empty when it can.
+    `diagnoses` are those of firing alerts by their key. `problem` says why the state directory cannot be written, for a person; it is empty when it can.
     """
 
     at: int | None
@@ -83,6 +84,7 @@ class Snapshot:
     estimates: tuple[Estimate, ...] = ()
     readings: Mapping[tuple[Key, str], Reading] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
+    diagnoses: Mapping[tuple[str, str, str], Diagnosis] = field(default_factory=dict)
     counters: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = field(default_factory=dict)
     closed: tuple[tuple[str, str, int], ...] = ()
     problem: str = ""
