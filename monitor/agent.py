@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from monitor import data, timeline
 from monitor.actions.rollback import PolicyError
+from monitor.beside import beside
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
 from monitor.core import guards, readings, rules
@@ -760,6 +761,19 @@ class Agent:
             for w in mine
             for label, verdict, found in w.delays(now)
         ]
+
+    def compare(self, name: str, version: str | None, other: str | None) -> dict[str, Any]:
+        """Return how two versions of a model differ on the same days; unless said a canary or shadow, and the live version."""
+        now = self.clock.last or 0
+        mine = {w.version: w for w in self._active(now) if w.model.name == name}
+        live = [w for w in mine.values() if w.role == "live"]
+        beside_live = [w.version for w in mine.values() if w.role != "live"]
+        version = version or (beside_live[0] if len(beside_live) == 1 else None)
+        if other is None and version in mine and (most := self._beside(mine[version], live)) is not None:
+            other = most.version
+        if version not in mine or other not in mine or version == other:
+            raise PolicyError(f"say which two versions of {name} as ?version=A&with=B; watched are {', '.join(mine) or 'none'}")
+        return beside(mine[version], mine[other], now)
 
     def classes(self, name: str, version: str | None, window: str) -> dict[str, Any]:
         """Return what a mature window says of all classes of a model together."""

@@ -541,6 +541,9 @@ class Running:
     def _audit(self, name: str) -> Any:
         return self._found(self.loop.agent.audit, name)
 
+    def _compare(self, name: str, version: str | None, other: str | None) -> Any:
+        return self._found(lambda name: self.loop.agent.compare(name, version, other), name)
+
     def _classes(self, name: str, version: str | None, window: str) -> Any:
         return self._found(lambda name: self.loop.agent.classes(name, version, window), name)
 

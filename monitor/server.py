@@ -16,8 +16,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from monitor.core.days import MATURE, iso
-from monitor.core.events import DAY
 from monitor.core.diagnosis import Diagnosis
+from monitor.core.events import DAY
 from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate, curves
 from monitor.core.metrics.calibration import ece_by_bins, reliability, survives, top_label_ece
@@ -193,6 +193,10 @@ def api_app(api: Api) -> Starlette:
         given = {"version": query.get("version"), "window": window}
         return json_response(await _ask(api, "classes", name=request.path_params["model"], **given))
 
+    async def compare(request: Request) -> Response:
+        given = {"version": request.query_params.get("version"), "other": request.query_params.get("with")}
+        return json_response(await _ask(api, "compare", name=request.path_params["model"], **given))
+
     async def policy(request: Request) -> Response:
         found = await _ask(api, "policy", name=request.path_params["model"], version=request.path_params.get("version"))
         tag = f'"{found["checksum"]}"'
@@ -248,6 +252,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
         Route("/v1/models/{model}/classes", classes),
+        Route("/v1/models/{model}/compare", compare),
         Route("/v1/models/{model}/audit", of_model("audit")),
         Route("/v1/models/{model}/delays", of_model("delays")),
         Route("/v1/models/{model}/policy", policy),

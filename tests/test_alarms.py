@@ -133,3 +133,43 @@ def test_the_command_replays_the_same(tmp_path):
     fired, items = replayed("fraud", 0.5, 0, 0)
     assert fired
     assert printed == json.loads(json.dumps(items))
+
+
+CANARY = """\
+state: state
+clock: events
+tick: 1d
+sources:
+  - file: {path: events.ndjson, follow: false}
+models:
+  m:
+    versions: {"2": canary}
+    baseline: baseline.json
+    threshold: 0.5
+    labels: {horizon: 24h, corrections: 0s}
+"""
+
+
+@pytest.mark.parametrize(("shift", "found"), [(1.0, {"canary"}), (0.0, set())])
+def test_a_broken_canary_is_named_and_the_live_version_stays_silent(tmp_path, shift, found):
+    """A canary of 5 % of 20,000 rows a day whose logits are 1 too high alarms within 5 days; nothing else does."""
+    write_world(tmp_path, "unif", 3)
+    (tmp_path / "config.yaml").write_text(CANARY)
+    rng, days, n = np.random.default_rng(4), 8, 20_000
+    lines = []
+    for day in range(days):
+        p, canary = rng.random(n), rng.random(n) < 0.05
+        y = rng.random(n) < 1 / (1 + np.exp(-logit(p) - rng.normal(0, 0.2)))
+        served = np.where(canary, 1 / (1 + np.exp(-logit(p) - shift)), p).tolist()
+        for i, t in enumerate(((DAY0 + day) * 86_400 + np.arange(n) * 86_400 // n).tolist()):
+            ident = f"{day}-{i}"
+            lines.append(f'{{"id":"{ident}","ts":{t},"model":"m","version":"{1 + canary[i]}","score":{served[i]!r}}}')
+            lines.append(f'{{"id":"{ident}","label":{y[i]:d},"ts":{t},"model":"m"}}')
+    (tmp_path / "events.ndjson").write_text("\n".join(lines) + "\n")
+    items = []
+    replay(load(tmp_path / "config.yaml"), "test", items.append, False, False)
+    fired = [i for i in items if i["kind"] == "alert" and i["state"] == "firing"]
+    assert {i["rule"] for i in fired} == found
+    for i in fired:
+        assert (i["version"], i["diagnosis"], i["advice"]) == ("2", "canary_fault", "stop_canary")
+        assert i["at"][:10] <= str(np.datetime64("1970-01-01") + DAY0 + 5)

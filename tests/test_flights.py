@@ -9,12 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
+from monitor import run
 from monitor.config import load
+from monitor.core import baseline as baselines
+from monitor.core import detectors
 from monitor.core.metrics import METRICS
+from monitor.core.rules import SHIPPED
 from monitor.demo import script
 from monitor.demo.flights import LIVE, MODEL, VERSION, flights
 from monitor.demo.script import Client
@@ -184,6 +191,63 @@ def test_the_calibration_alert_fires_when_calibration_breaks(timeline):
     ]
     quiet = ["2013-04-20", "2013-05-26", "2013-06-15", "2013-08-15", "2013-09-01", "2013-11-15", "2013-12-10"]
     assert {d: within(alerts, d) for d in firing + quiet} == dict.fromkeys(firing, True) | dict.fromkeys(quiet, False)
+
+
+def firing(found, rule):
+    """Return [(first day, last day or None)] of the alerts of a rule."""
+    states = [(i["state"], i["at"][:10]) for i in found if i["kind"] == "alert" and i["rule"] == rule]
+    assert [state for state, _ in states] == (["firing", "resolved"] * len(states))[: len(states)]
+    days = [day for _, day in states]
+    return list(zip(days[::2], [*days[1::2], None], strict=False))
+
+
+@pytest.fixture(scope="module")
+def days_of(files, tmp_path_factory):
+    """Return the final tables of all days, of March from the baseline, and the alerts of the calibration detector alone."""
+    folder = tmp_path_factory.mktemp("detector")
+    promised = baselines.from_json((files / "baseline.json").read_text())
+    one = replace(promised, segments=(), slices=("all",), days={"all": promised.days["all"]}, checksum="")
+    (folder / "baseline.json").write_text(baselines.to_json(one))
+    text = (files / "demo.yaml").read_text().replace("segments: [origin, carrier]", "segments: []")
+    tree = yaml.safe_load(text)
+    (model,) = tree["models"].values()
+    model |= {"baseline": str(folder / "baseline.json"), "false_alarms_per_year": {"warning": 1}}
+    model["rules"] = dict.fromkeys((name for name in SHIPPED if name != "calibration_drift"), "off")
+    tree["state"], tree["clock"] = str(folder / "state"), "events"
+    kinds = ("predictions", "labels")
+    tree["sources"] = [{"file": {"path": str(files / f"{kind}.csv"), "kind": kind, "follow": False}} for kind in kinds]
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    found = []
+    config = load(folder / "config.yaml")
+    run.replay(config, "test", found.append, False, False)
+    return promised.days["all"], found, config
+
+
+def test_the_calibration_detector_finds_spring_and_autumn(days_of):
+    """At one false alarm a year it fires in late April and in September, and not in summer."""
+    first, second, *_ = firing(days_of[1], "calibration_drift")
+    assert "2013-04-20" <= first[0] <= "2013-05-05"
+    assert first[1] <= "2013-06-05"
+    assert "2013-09-05" <= second[0] <= "2013-10-05"
+    assert second[1] <= "2013-11-25"
+
+
+def test_years_of_the_days_of_march_stay_within_the_budget(days_of):
+    """Of years whose days are drawn from March with replacement at most 63 % alarm, as one false alarm a year allows."""
+    days, _, config = days_of
+    (model,) = config.models.values()
+    (rule,) = model.rules
+    rules = model.labels.rules
+    nulls = detectors.nulls({"all": days}, model.threshold, rules)
+    rng, alarmed = np.random.default_rng(1), 0
+    for _ in range(20):
+        evidence = None
+        for day, k in enumerate(rng.choice(sorted(days), 365).tolist()):
+            evidence = detectors.look("calibration", evidence, day, {"all": days[k]}, nulls, rules, rule.fires[1].high)
+            if detectors.log_evidence(evidence) > rule.fires[1].high:
+                alarmed += 1
+                break
+    assert alarmed <= 12
 
 
 def test_a_replay_for_people_has_a_line_per_month(files):

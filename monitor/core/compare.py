@@ -1,5 +1,6 @@
 """Two policies or two versions on the same days."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -113,6 +114,14 @@ class Pairs:
     outcome: NDArray[np.int8]
     clustered: bool = False
     reason: str = ""
+
+    @classmethod
+    def concat(cls, parts: Sequence["Pairs"]) -> "Pairs":
+        """Return the pairs of all parts."""
+        score, verdict = (np.concatenate([getattr(p, name) for p in parts], axis=1) for name in ("score", "verdict"))
+        outcome = np.concatenate([p.outcome for p in parts])
+        clustered, reason = any(p.clustered for p in parts), next((p.reason for p in parts if p.reason), "")
+        return cls(score, verdict, outcome, clustered, reason)
 
 
 def paired(pairs: Pairs, key: Key, window: str) -> tuple[Estimate, ...]:

@@ -76,7 +76,8 @@ class Version:
 class Snapshot:
     """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from.
 
-    `diagnoses` are those of firing alerts by their key. `problem` says why the state directory cannot be written, for a person; it is empty when it can.
+    `diagnoses` are those of firing alerts by their key. `problem` says why the state directory cannot be written, for a person;
+    it is empty when it can.
     """
 
     at: int | None
