@@ -1,11 +1,15 @@
 """Acceptance cases from outside: faults that other tools were reported for, each re-made small. The numbers are the cases'."""
 
+import base64
 import json
 import time
 
 import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss, precision_recall_curve, roc_auc_score, roc_curve
+
+from monitor.core import baseline as baselines
+from monitor.core.tables import LABEL, ROW
 
 DAY = 86_400_000
 NOON = 1_740_916_800_000 + DAY // 2
@@ -297,3 +301,75 @@ def test_curves_are_those_of_the_outcomes(case):
     assert case.reliability()["errors_at_high_confidence"] == {"reason": "no_errors"}
     case.mature(day=70)
     assert case.agent.ask("/v1/models/m/curves")[0] == 404
+
+
+def test_d03_scores_at_the_ends_of_what_a_float_can_hold(case):
+    """D03, without a recalibration: scores that differ by less than a float can say leave every number finite and in range."""
+    tiny = [0.0, 5e-324, 1e-300, 1e-300 * (1 + 2e-16), 1 - 1.1e-16, 1.0]
+    p = np.array(tiny * 100)
+    case.scored(np.arange(len(p)) % 3 == 0, p)
+    found = case.mature()
+    ours = {k: v for k, v in found.items() if k.startswith("scorewatch_")}
+    assert all(np.isfinite(v) for v in ours.values())
+    assert 0 <= gauge(found, "ece_width10") <= 1
+    assert 0 <= gauge(found, "roc_auc") <= 1
+
+
+WATCHED = """\
+state: state
+api: 127.0.0.1:0
+metrics: 127.0.0.1:0
+clock: events
+models:
+  m: {baseline: baseline.json, labels: {horizon: 24h}, threshold: 0.5, idle_after: 7d}
+"""
+
+
+@pytest.fixture
+def against(agent, tmp_path):
+    """Return a function that starts an agent with a baseline of these scores, spread over the 30 days before, and no outcomes."""
+
+    def start(scores):
+        rows, labels = np.zeros(len(scores), ROW), np.zeros(len(scores), LABEL)
+        rows["score"], labels["outcome"] = scores, -1
+        rows["ts"] = NOON // DAY * DAY - 30 * DAY + np.arange(len(scores)) * (30 * DAY) // len(scores)
+        made = baselines.build("m", "v1", (), rows, labels, [()], {"kind": "validation"})
+        (tmp_path / "agent").mkdir()
+        (tmp_path / "agent" / "baseline.json").write_text(baselines.to_json(made))
+        return agent(WATCHED)
+
+    return start
+
+
+def packed(a, scores, day):
+    """Send predictions of one day as packed columns."""
+    encode = lambda x: base64.b64encode(x.tobytes()).decode()  # noqa: E731
+    for part in np.array_split(np.arange(len(scores)), max(1, len(scores) // 250_000)):
+        ids = "\n".join(f"{day}-{i}" for i in part.tolist())
+        ts = NOON // DAY * DAY + day * DAY + part * DAY // len(scores)
+        body = {"n": len(part), "id": ids, "ts": encode(ts), "score": encode(scores[part]), "model": "m", "version": "v1"}
+        status, receipt, _ = a.ask("/v1/predictions", json.dumps(body).encode())
+        assert (status, receipt["accepted"]) == (200, len(part))
+
+
+def test_d09_a_shift_that_only_a_million_rows_can_see_is_no_alert(against):
+    """D09: scores .01 standard deviations off are seen by KS at n = 10**6 (p = 1e-10); psi says 1.5e-4, and nothing alerts."""
+    rng = np.random.default_rng(9)
+    base, live = (1 / (1 + np.exp(-rng.normal(m, 1, 1_000_000))) for m in (0.0, 0.01))
+    a = against(base)
+    for day in range(5):
+        packed(a, live[day * 200_000 : (day + 1) * 200_000], day)
+    a.now((NOON // DAY + 5) * DAY)
+    assert 0 < a.gauge("scorewatch_psi", window="24h") < 1e-3
+    assert a.gauge("scorewatch_evidence", rule="score_drift") < a.gauge("scorewatch_evidence_limit", rule="score_drift")
+    assert a.gauge("scorewatch_alert_active", rule="score_drift") == 0
+    assert a.state()["alerts"] == []
+
+
+def test_d10_an_empty_bin_makes_no_absurd_psi(against):
+    """D10: one score of .95 where the baseline has none above .5 leaves psi finite and small."""
+    grid = (np.arange(1_000) + 0.5) / 2_000
+    a = against(grid)
+    packed(a, np.append(grid, 0.95), 0)
+    a.now((NOON // DAY + 1) * DAY)
+    assert 0 <= a.gauge("scorewatch_psi", window="24h") < 0.02
