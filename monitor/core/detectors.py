@@ -270,7 +270,7 @@ def _freeze_calibration(whole: Reading, days: Iterable[Reading], of: Null | None
     if paired:
         a, v = _offset(n, z, pos)
         line, variance = np.array([a, 1.0]), 1.0 / v
-    elif _rejects([_bins(r) for r in days], line):
+    elif _rejects([b for b in map(_bins, days) if len(b[0])], line):
         line = _platt(n, z, pos)
         variance = 1.0 / _off(bins, line)[1]
     return Null(float(_logit(_expit(_on(line, z)) @ n / n.sum())), variance, (line,))

@@ -302,6 +302,21 @@ def test_reasons():
     assert set(reasons.values()) <= set(REASONS)
 
 
+def test_a_baseline_day_without_outcomes():
+    """A baseline day that no label came for says nothing of outcomes and spoils nothing."""
+    world, rng = _fraud(), np.random.default_rng(26)
+    days = {i: world.day(rng, 2_000) for i in range(20)}
+    cells = world.day(rng, 2_000).cells
+    cells["n_none"], cells["p_none"] = cells["n_neg"] + cells["n_pos"], cells["p_lab"]
+    cells["n_neg"] = cells["n_pos"] = cells["p_lab"] = 0
+    totals = np.zeros((3, 5))
+    totals[0, 0] = 2_000
+    with_it, without = (nulls({"all": d}, 0.2, RULES) for d in (days | {20: Table(cells, totals)}, days))
+    assert with_it.reasons == without.reasons == {}
+    assert with_it.lr["calibration"] == without.lr["calibration"]
+    assert with_it.by["calibration"]["all"].promise == without.by["calibration"]["all"].promise
+
+
 def _without_positives(cells):
     found = cells.copy()
     found["n_neg"] += found["n_pos"]
