@@ -16,8 +16,8 @@ from monitor.core.readings import LabelRule
 from monitor.core.reasons import REASONS
 from monitor.core.tables import CELL, EDGES, TINY, TOTALS, Table, grid_bin, log_losses, total
 
-WINDOW: Mapping[str, int] = {"mature": 28, "scored": 7}
-"""An effect is that of the last so many days, by the basis of its detector."""
+WINDOW, ENDED, ROWS = 28, 7, 2_000
+"""An effect is that of the last 28 days; of label-free detectors of seven, or as many more as it takes to hold so many rows."""
 QUARTER = 91
 _SHRINK = 3
 """Cells are 2**3 logit bins wide, as those that detectors read."""
@@ -212,22 +212,37 @@ class Watch:
 
 
 def watched(watch: Watch, number: int, tables: Mapping[str, Table]) -> Watch:
-    """Return the watch after one more whole day: it fires on evidence and effect, and starts anew when the effect is small."""
+    """Return the watch after one more whole day: it fires on evidence and effect, and starts anew when the effect is small.
+
+    As long as there is evidence, the effect is the largest of the slices that it comes from.
+    """
     evidence = detectors.look(watch.name, watch.evidence, number, tables, watch.nulls, watch.rules, watch.limit)
-    recent = (*watch.recent, tables)[-WINDOW[DETECTORS[watch.name].basis] :]
-    after = replace(watch, evidence=evidence, recent=recent)
-    if not watch.firing and detectors.log_evidence(evidence) < watch.limit:
+    after = replace(watch, evidence=evidence, recent=(*watch.recent, tables)[-WINDOW:])
+    enough = detectors.log_evidence(evidence) > watch.limit
+    if not watch.firing and not enough:
         return after
-    large, small, side = EFFECTS[watch.name]
-    part = watch.firing or detectors.shares(evidence)[0][0]
-    window = total([tables[part] for tables in recent if part in tables])
+    parts = [part for part, _ in detectors.shares(evidence)] if enough else ["all"]
+    sizes = {part: size for part in parts if (size := _size(after, part)) is not None}
+    if not sizes:
+        return after
+    large, small, _ = EFFECTS[watch.name]
+    part = max(sizes, key=lambda name: sizes[name])
+    if watch.firing and sizes[part] < small:
+        return replace(after, firing="", evidence=None)
+    return replace(after, firing=part if watch.firing or sizes[part] > large else "")
+
+
+def _size(watch: Watch, part: str) -> float | None:
+    """Return how far the last days of a slice are off to the side that counts, None where nobody knows."""
+    days = watch.recent
+    if DETECTORS[watch.name].basis == "scored":
+        rows = np.array([tables["all"].n for tables in days])[::-1].cumsum()
+        days = days[-max(ENDED, int(np.searchsorted(rows, ROWS)) + 1) :]
+    window = total([tables[part] for tables in days if part in tables])
     found = detectors.effect(watch.name, window, watch.nulls, watch.rules, part)
     if isinstance(found, str):
-        return after
-    size = {"down": -found.value, "up": found.value, "both": abs(found.value)}[side]
-    if watch.firing:
-        return replace(after, firing="", evidence=None) if size < small else after
-    return replace(after, firing=part if size > large else "")
+        return None
+    return {"down": -found.value, "up": found.value, "both": abs(found.value)}[EFFECTS[watch.name][2]]
 
 
 # The plan.
@@ -288,7 +303,6 @@ HELPS = HORIZON, AUDIT, POOLED = "a shorter horizon for positives", "an audit sa
 _RHO = 0.3
 _LONG_RUN = 1 + 4 / 3 * _RHO + 2 / 3 * _RHO**2
 """Of day effects only the long-run variance is known; with the correlation _RHO it is the variance times this."""
-_BURN = 28
 _MOST_ROWS = 10**9
 """More rows a day than a cell can count are as good as this many."""
 
@@ -348,12 +362,12 @@ def _first(watch: Watch, days: _Days, rng: np.random.Generator) -> int:
     What the effect is about begins as days without change; evidence begins with the change.
     """
     before, after = days.populations
-    effects, volumes = (wander(_BURN + QUARTER, sd, _RHO, rng).tolist() for sd in (days.sd, days.volume))
+    effects, volumes = (wander(WINDOW + QUARTER, sd, _RHO, rng).tolist() for sd in (days.sd, days.volume))
     drawn = (
-        day([before if i < _BURN else after], days.rows, effect, volume, rng)
+        day([before if i < WINDOW else after], days.rows, effect, volume, rng)
         for i, (effect, volume) in enumerate(zip(effects, volumes, strict=True))
     )
-    watch = replace(watch, recent=tuple(itertools.islice(drawn, _BURN)))
+    watch = replace(watch, recent=tuple(itertools.islice(drawn, WINDOW)))
     for looks, tables in enumerate(drawn, 1):
         watch = watched(watch, looks, tables)
         if watch.firing:
