@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from monitor.config import MOST_ROWS, Config, Model, key_path, written_duration
-from monitor.core import baseline as baselines
 from monitor.core import power
 from monitor.core.baseline import Baseline
 from monitor.core.detectors import nulls
@@ -143,7 +142,7 @@ def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
     """
     whole, threshold = baseline.table("all"), 1.0 if model.threshold is None else model.threshold
     if not whole.n:
-        raise ValueError("it has no rows")
+        raise ValueError(f"the baseline of {baseline.model} {baseline.version} has no rows")
     per_day = model.per_day or round(whole.n / len(baseline.days["all"]))
     expected = nulls(baseline.days, model.threshold, model.labels.rules, baseline.promises)
     limits = {r.detector: r.fires[1].high or 0.0 for r in model.rules if r.detector}
@@ -151,8 +150,11 @@ def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
     return power.plan(population, per_day, horizon, expected, model.labels.rules, limits, np.random.default_rng(0), runs)
 
 
-def sights(config: Config, progress: Callable[[str], None]) -> dict[str, Plan | str]:
-    """Return what can be seen when by model, or why nobody knows; a model without per_day and baseline is left out."""
+def sights(config: Config, read: Callable[[Path], Baseline], progress: Callable[[str], None]) -> dict[str, Plan | str]:
+    """Return what can be seen when by model, or why nobody knows; a model without per_day and baseline is left out.
+
+    `read` returns the baseline of a file or raises ValueError with what is wrong.
+    """
     models = [m for m in config.models.values() if m.per_day or m.baseline]
     runs = 12 if len(models) < 3 else 5
     found: dict[str, Plan | str] = {}
@@ -162,9 +164,9 @@ def sights(config: Config, progress: Callable[[str], None]) -> dict[str, Plan | 
             found[m.name] = "write `baseline`: what can be seen depends on the scores and outcomes of validation"
             continue
         try:
-            found[m.name] = seen(m, baselines.from_json(m.baseline.read_text()), runs)
-        except (OSError, ValueError) as e:
-            found[m.name] = f"{m.baseline}: {e}"
+            found[m.name] = seen(m, read(m.baseline), runs)
+        except ValueError as e:
+            found[m.name] = str(e)
     return found
 
 

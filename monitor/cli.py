@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor import timeline
-from monitor.config import Address, Config, ConfigError, FileSource, describe, effective, load
+from monitor.config import Address, Config, ConfigError, FileSource, Model, describe, effective, load
 from monitor.store import StateError
 
 if TYPE_CHECKING:
     from monitor.agent import Agent
+    from monitor.core.power import Plan
 
 VERSION = version("scorewatch")
 
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     of_baseline = baseline.add_subparsers(required=True, metavar="COMMAND")
     show = of_baseline.add_parser("show", help="Print what a baseline file says.", description="Print what a baseline file says.")
     show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("--config", type=Path, metavar="FILE", help="what can be seen when is that of this configuration")
     show.add_argument("--json", action="store_true", help="one JSON object")
 
     replay = add("replay", _replay, "Run the agent over files: what would have alerted, and when.")
@@ -146,10 +148,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from monitor import check
+    from monitor.watched import read_baseline
 
     config = load(args.config)
     sizing, room = check.size_of(config), check.room_of(config.state)
-    misfits, seen = check.misfits(config, sizing, room), check.sights(config, _progress)
+    misfits, seen = check.misfits(config, sizing, room), check.sights(config, read_baseline, _progress)
     _progress("", last=True)
     if args.json:
         plans = {name: found if isinstance(found, str) else asdict(found) for name, found in seen.items()}
@@ -165,11 +168,20 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from monitor import promise
+    from monitor import check, promise
     from monitor.watched import read_baseline
 
-    found = promise.as_dict(read_baseline(args.file))
-    print(json.dumps(found) if args.json else "\n".join(promise.lines(found)))
+    baseline = read_baseline(args.file)
+    found, models = promise.as_dict(baseline), load(args.config).models if args.config else {}
+    plan: Plan | str
+    try:
+        plan = check.seen(models.get(baseline.model, Model(baseline.model)), baseline)
+    except ValueError as e:
+        plan = str(e)
+    if args.json:
+        print(json.dumps(found | {"seen": plan if isinstance(plan, str) else asdict(plan)}))
+    else:
+        print("\n".join((*promise.lines(found), *check.seen_lines({baseline.model: plan}))))
     return 0
 
 

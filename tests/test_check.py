@@ -15,6 +15,7 @@ from monitor.core import power
 from monitor.core.baseline import Baseline, to_json
 from monitor.core.events import DAY
 from monitor.core.sizing import PROCESS_BYTES
+from monitor.watched import read_baseline
 
 FRAUD = "models: {fraud: {per_day: 100k, labels: {horizon: 90d}}}\n"
 PLENTY = Room(10**12, 0, 10**12)
@@ -228,7 +229,7 @@ def test_what_nobody_can_see(tmp_path):
     path = tmp_path / "c.yaml"
     (tmp_path / "broken.json").write_text("{")
     path.write_text("models: {a: {per_day: 5}, b: {baseline: broken.json}, c: }\n")
-    lines = check.seen_lines(check.sights(load(path), lambda text: None))
+    lines = check.seen_lines(check.sights(load(path), read_baseline, lambda text: None))
     assert lines[:3] == [
         "What can be seen when",
         "a",

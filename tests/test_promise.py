@@ -10,6 +10,7 @@ from monitor import cli
 from monitor.core.baseline import build, to_json
 from monitor.core.events import DAY
 from monitor.core.features import encode, freeze, placed
+from monitor.core.reasons import REASONS
 from monitor.core.tables import LABEL, ROW
 from monitor.watched import baseline_checksum
 
@@ -75,7 +76,7 @@ def test_text(path, capsys):
 
 def test_an_observed_baseline_with_few_days(path, tmp_path, capsys):
     """A baseline that was only observed promises nothing, and 13 days do not show how much days differ."""
-    _, _made, rows, labels = path
+    _, _, rows, labels = path
     some = rows["ts"] < 16_013 * DAY
     few = build("fraud", "v7", (), rows[some], labels[some], [(), ()], {"kind": "observed"})
     (tmp_path / "few.json").write_text(to_json(few))
@@ -102,3 +103,20 @@ def test_no_baseline(path, capsys, change, said):
         file.write_text(change(path[0].read_text()))
     assert cli.main(["baseline", "show", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"scorewatch: {file}: {said}")
+
+
+def test_what_can_be_seen_when(path, tmp_path, capsys):
+    """It ends with what can be seen when at the volume of the baseline, or as a configuration says."""
+    file, *_ = path
+    assert cli.main(["baseline", "show", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("What can be seen when")
+    assert lines[at + 1] == "fraud"
+    assert lines[at + 2].startswith("  with 300 predictions a day, ")
+    assert sum(line.endswith(REASONS["no_threshold"]) for line in lines[at:]) == 3
+    config = tmp_path / "c.yaml"
+    config.write_text("models: {fraud: {per_day: 1000, threshold: 0.3, labels: {horizon: 2d}}}\n")
+    assert cli.main(["baseline", "show", str(file), "--config", str(config), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["seen"]
+    assert (seen["per_day"], seen["first"]) == (1_000, 3.0)
+    assert {s["reason"] for s in seen["sights"]} == {""}
