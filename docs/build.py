@@ -1,11 +1,16 @@
-"""Write docs/series.md from the contract of series and, given a file with it, the demo's output into README."""
+"""Write docs/series.md, the table of docs/rules.md and, given a file with it, the demo's output into README."""
 
 import sys
 from pathlib import Path
 
+from monitor.core.days import RECENT
+from monitor.core.detectors import DETECTORS
+from monitor.core.policy import Limit
+from monitor.core.rules import SHIPPED
 from monitor.series import SERIES
 
 HERE = Path(__file__).parent
+RULES = "<!-- rules -->\n"
 START, END = "```\n", "\n```\n\nLook at `auc`"
 
 
@@ -35,6 +40,34 @@ def series() -> str:
     return "\n".join(lines) + "\n"
 
 
+_OTHER = {
+    "calibration": "Calibration error of the scores, at least (lower end of its 99 % interval).",
+    "canary": "A canary beside the live version on the same days; the limit is in units of what is large.",
+    "policy_volume": "Flagged by the current policy over flagged by the one before it, on the same scores.",
+    "data_loss": "Rows of the last day over those of the day of the 28 before that had the fewest.",
+    "label_coverage": "Label coverage of the newest mature day over the median of the 28 before.",
+}
+
+
+def rules() -> str:
+    """Return the table of the shipped rules."""
+    lines = ["| rule | what it looks at | days | fires | resolves | severity |", "|---|---|---|---|---|---|"]
+    for r in SHIPPED.values():
+        what = DETECTORS[r.detector].help if r.detector in DETECTORS else _OTHER[r.name]
+        days = "last hours" if r.window in RECENT else f"{r.window}, {'mature' if r.basis == 'mature' else 'as they end'}"
+        fires = _limit(r.fires[0]) + (" and evidence" if r.detector else "")
+        lines.append(f"| `{r.name}` | {what} | {days} | {fires} | {_limit(r.resolves)} | {r.severity} |")
+    return "\n".join(lines)
+
+
+def _limit(limit: Limit) -> str:
+    """Return a limit in words."""
+    end = "" if limit.end == "value" else f" ({limit.end} end)"
+    if limit.low is not None and limit.high is not None:
+        return f"`{limit.metric}`{end} {'inside' if limit.inside else 'outside'} [{limit.low:.3g}, {limit.high:.3g}]"
+    return f"`{limit.metric}`{end} " + (f"below {limit.low:.3g}" if limit.high is None else f"above {limit.high:.3g}")
+
+
 def story(output: str) -> str:
     """Return what README shows of the demo: everything after the addresses."""
     return output[output.index("A model says") :].strip()
@@ -43,6 +76,9 @@ def story(output: str) -> str:
 def main() -> None:
     """Write the files."""
     (HERE / "series.md").write_text(series())
+    page = (HERE / "rules.md").read_text()
+    a, b = page.index(RULES) + len(RULES), page.index("<!-- end -->")
+    (HERE / "rules.md").write_text(page[:a] + rules() + "\n" + page[b:])
     if len(sys.argv) > 1:
         readme = HERE.parent / "README.md"
         text = readme.read_text()

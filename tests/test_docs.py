@@ -25,6 +25,11 @@ def test_series_are_documented():
     assert (ROOT / "docs" / "series.md").read_text() == build().series()
 
 
+def test_rules_are_documented():
+    """docs/rules.md has the table that docs/build.py writes from the shipped rules."""
+    assert f"<!-- rules -->\n{build().rules()}\n<!-- end -->" in (ROOT / "docs" / "rules.md").read_text()
+
+
 def test_commands_and_rules_are_in_readme():
     """README names every command and every shipped rule, and no other command."""
     parser = cli._parser()
