@@ -11,6 +11,7 @@ from monitor.core.metrics import Estimate
 from monitor.core.metrics.calibration import reliability
 from monitor.core.metrics.inputs import Inputs
 from monitor.core.reasons import REJECTED
+from monitor.core.rules import EVIDENCE
 from monitor.core.snapshot import Snapshot, Version
 from monitor.series import EXPECTED_ESTIMATES, SERIES
 
@@ -134,7 +135,9 @@ def _version(f: _Families, v: Version) -> None:
         f.histogram("scorewatch_score", labels, dict(counts), total)
     for d in v.detections:
         e = d.evidence
-        f.put("scorewatch_estimate_available", float(not e.reason), v.model, v.version, "all", e.window, e.metric, e.reason)
+        f.put(
+            "scorewatch_estimate_available", float(not e.reason), v.model, v.version, "all", e.window, d.rule + EVIDENCE, e.reason
+        )
         f.put("scorewatch_evidence", e.value, *labels, d.rule)
         f.put("scorewatch_evidence_limit", None if e.reason else d.limit, *labels, d.rule)
         for end, value in (("", d.effect.value), ("_low", d.effect.low), ("_high", d.effect.high)):
