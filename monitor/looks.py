@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
+from statistics import median, median_high
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +27,6 @@ ENDED, ROWS = 7, 2_000
 rows; the scores of fewer differ by chance."""
 _REMEMBERED = 28
 _WEEK = 7
-_ROWS = 50
 _ENOUGH = 0.8
 """A mature day with fewer labels than this part of the usual coverage says nothing yet."""
 _HISTORY = 40
@@ -98,9 +97,9 @@ class Looks:
 
     `since` is the first day that counts for a rule, `changed` the first whole day under the present threshold. `mature` and
     `ended` are the newest days looked at. `history` holds the evidence after each of the last mature days, `dirty` the oldest
-    day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` the labels that
-    came of those expected by mature day, `skipped` why a mature day was not looked at. `turn` counts changes. Of a canary
-    there is a rule by contrast, and they speak together as the rule named `canary`.
+    day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` by mature day the
+    share of the labels that came of those expected and the rows, `skipped` why one was not looked at. `turn` counts changes. Of
+    a canary there is a rule by contrast, and they speak together as the rule named `canary`.
     """
 
     rules: tuple[Rule, ...]
@@ -118,7 +117,7 @@ class Looks:
     history: dict[int, dict[str, Evidence]] = field(default_factory=dict)
     volume: dict[int, int] = field(default_factory=dict)
     recent: dict[int, dict[str, Table]] = field(default_factory=dict)
-    coverage: dict[int, float] = field(default_factory=dict)
+    coverage: dict[int, tuple[float, int]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     test: Promise | Beside | None = None
     digest: str = ""
@@ -130,15 +129,16 @@ class Looks:
     def expect(self, digest: str, test: Promise | Beside, threshold: float | None, first: int, today: int) -> None:
         """Take what detectors expect from now on; `first` is the first day after the baseline, `today` the current one.
 
-        Days under another threshold say nothing about this one. After another baseline, of another `digest`, all days are
-        looked at again.
+        Days under another threshold say nothing about this one. After another baseline, of another `digest`, all mature days
+        are looked at again; those that only ended are gone.
         """
         if self.threshold != threshold and self.digest:
             self.changed = today + 1
             for rule in (r for r in self.rules if METRICS[r.shown].decided):
                 self._anew(rule.name, self.changed)
         if self.digest not in ("", digest):
-            self.evidence, self.history, self.dirty = {}, {}, 0
+            self.evidence, self.history = {}, {}
+            self._changed()
         self.digest, self.test, self.threshold, self.first = digest, test, threshold, first
 
     def weigh(self, together: int) -> None:
@@ -171,9 +171,11 @@ class Looks:
         A day that was counted again is only looked at together with the next new one: one look a day.
         """
         days = sorted(closed)
-        self.dirty = min((d for d in (*again, *(() if self.dirty is None else (self.dirty,))) if d <= self.mature), default=None)
+        dirty = min((d for d in (*again, *(() if self.dirty is None else (self.dirty,))) if d <= self.mature), default=None)
+        self.unsaved, self.dirty = self.unsaved or dirty != self.dirty, dirty
         if not days or days[-1] <= self.mature or self.test is None:
             return
+        self.dirty = min((d for d in (self.dirty, *self._unseen(self.test)) if d is not None), default=None)
         first = self.mature + 1
         if self.dirty is not None:
             # Evidence after the day before; where that is not remembered, from the first day on.
@@ -188,8 +190,14 @@ class Looks:
         self._changed()
         oldest = self.mature - _HISTORY
         self.history = {d: then for d, then in self.history.items() if d > oldest}
-        self.coverage = {d: c for d, c in self.coverage.items() if d > oldest}
+        # The oldest day that may be looked at again is compared with those before it.
+        self.coverage = {d: c for d, c in self.coverage.items() if d > oldest - _REMEMBERED}
         self.skipped = {d: reason for d, reason in self.skipped.items() if d > oldest}
+
+    def _unseen(self, test: Promise | Beside) -> list[int]:
+        """Return the first day that counts for each rule that has seen none of those that were looked at: it was learning."""
+        able = [r.name for r in self.rules if r.basis == "mature" and not test.reason(r.detector) and r.name not in self.evidence]
+        return [since for name in able if (since := self.since.get(name, 0)) <= self.mature]
 
     def see_ended(self, day: int, tables: Mapping[str, Table]) -> None:
         """Look at the scores of a day that ended; of a day without events there are no tables."""
@@ -227,8 +235,8 @@ class Looks:
         covered = readings.coverage(table, self.labels)
         if covered is None:
             return ""
-        earlier = [c for d, c in self.coverage.items() if day - _REMEMBERED <= d < day]
-        self.coverage[day] = covered
+        earlier = [share for d, (share, _) in self.coverage.items() if day - _REMEMBERED <= d < day]
+        self.coverage[day] = covered, table.n
         return "coverage" if len(earlier) >= 3 and covered < _ENOUGH * median(earlier) else ""
 
     # What they say.
@@ -288,13 +296,14 @@ class Looks:
     def ratios(self, key: Key, volumes: Mapping[int, float]) -> tuple[Estimate, Estimate]:
         """Return how the rows of the last day that ended and the labels of the newest mature day compare with the days before.
 
-        Rows are compared with the day of the 28 before that had the fewest, so that a weekend is none; label coverage with the
-        median day. `volumes` are rows of all versions by day.
+        Rows are compared with the weekday that usually has the fewest, so that a weekend is no loss and a day that was lost is
+        not what the next one is compared with; label coverage with the median day. `volumes` are rows of all versions by day.
         """
-        rows = int(volumes.get(self.ended, 0))
+        rows, covered = volumes.get(self.ended, 0.0), {d: share for d, (share, _) in self.coverage.items()}
+        labelled = self.coverage.get(self.mature, (0.0, 0))[1]
         return (
-            _ratio("volume_ratio", key, "scored", "7d", volumes, min, max(rows, 1)),
-            _ratio("coverage_ratio", key, "mature", "7d", self.coverage, median, _ROWS),
+            _ratio("volume_ratio", key, "scored", volumes, self.ended, _fewest, max(int(rows), 1)),
+            _ratio("coverage_ratio", key, "mature", covered, self.mature, _middle, labelled),
         )
 
     # Between two starts; what is remembered to go back to is not kept.
@@ -367,15 +376,30 @@ def _beyond(rule: Rule, effect: Estimate) -> float:
     return effect.value if fires.low is None else -effect.value if fires.high is None else abs(effect.value)
 
 
+def _fewest(by_day: Mapping[int, float]) -> float:
+    """Return what is usual on the weekday with the least: the upper median, as one of two days may be the one that was lost."""
+    weekdays = {d % _WEEK for d in by_day}
+    return min(median_high(x for d, x in by_day.items() if d % _WEEK == weekday) for weekday in weekdays)
+
+
+def _middle(by_day: Mapping[int, float]) -> float:
+    return median(by_day.values())
+
+
 def _ratio(
-    metric: str, key: Key, basis: str, window: str, by_day: Mapping[int, float], usual: Callable[[Iterable[float]], float], n: int
+    metric: str,
+    key: Key,
+    basis: str,
+    by_day: Mapping[int, float],
+    day: int,
+    usual: Callable[[Mapping[int, float]], float],
+    n: int,
 ) -> Estimate:
-    """Return the newest number over what is usual of the 28 days before, of which seven are needed."""
-    newest = max(by_day, default=0)
-    before = [x for d, x in by_day.items() if newest - _REMEMBERED <= d < newest]
-    said = Estimate(metric, key, window, basis, None, None, None, n)
-    if len(before) < _WEEK:
+    """Return the number of a day over what is usual in the 28 before, of which seven are needed."""
+    before = {d: x for d, x in by_day.items() if day - _REMEMBERED <= d < day}
+    said = Estimate(metric, key, "7d", basis, None, None, None, n)
+    if day not in by_day or len(before) < _WEEK:
         return replace(said, reason="few_days")
     if not usual(before):
         return replace(said, reason="no_events")
-    return replace(said, value=by_day[newest] / usual(before))
+    return replace(said, value=by_day[day] / usual(before))
