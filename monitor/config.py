@@ -838,11 +838,13 @@ def _detector_rule(name: str, old: Rule | None, given: Mapping[str, Any], at: _A
         at.child("detector").error(f"found {given['detector']!r}; leave it out here and write a rule of another name")
         return None
     rule = old or detecting(name, given["detector"])
-    if wrong := sorted(given.keys() & {"metric", "basis", "window", "min_n"}):
-        at.child(wrong[0]).error(f"found it in a rule with a detector, which looks at whole days by itself; leave {wrong[0]} out")
-        return None
+    wrong = [key for key in ("metric", "basis", "window", "min_n") if key in given]
+    for key in wrong:
+        at.child(key).error(f"found {given[key]!r} in a rule with a detector, which looks at whole days by itself; leave it out")
     if given.get("action", "none") != "none":
-        at.child("action").error(f"found {given['action']!r} with a detector; write none, only policy_volume can roll back now")
+        at.child("action").error(f"found {given['action']!r} with a detector; write none, only rules with a metric act")
+        return None
+    if wrong:
         return None
     effect = rule.fires[0].metric
     fires = _merge(effect, given.get("fires"), rule.fires[0])
@@ -896,6 +898,8 @@ def _rules(before: tuple[Rule, ...]) -> Reader:
             else:
                 for rule in filter(None, _read(_rule(name, known), body, here)):
                     rules[name] = rule
+        for name in [rule.name for rule in rules.values() if rule.detector == "canary"][1:]:
+            at.child(name).error("found a second rule with the detector canary; change that one, or write off for it")
         order = list(SHIPPED)
         return tuple(sorted(rules.values(), key=lambda rule: order.index(rule.name) if rule.name in SHIPPED else len(order)))
 

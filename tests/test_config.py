@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -29,16 +30,20 @@ from monitor.core.events import DAY, HOUR, MINUTE, SECOND
 from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import LabelRule
-from monitor.core.rules import SHIPPED, Rule
+from monitor.core.rules import FALSE_ALARMS, SHIPPED, SHOWN, Rule, budgeted
 
 BASE = Path("/base")
 SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
-NAMES = ", ".join(METRICS) + " or policy_volume"
-RULE_KEYS = "metric, basis, window, fires, resolves, min_n, hold, severity or action"
+NAMES = ", ".join(METRICS) + ", policy_volume, volume_ratio or coverage_ratio"
+RULE_KEYS = "detector, metric, basis, window, fires, resolves, min_n, hold, severity or action"
 MODEL_KEYS = (
     "versions, baseline, policies, segments, features, threshold, per_day, classes, labels_mode, score, sum_tolerance, "
-    "mode, labels, review, idle_after or rules"
+    "mode, labels, review, idle_after, false_alarms_per_year or rules"
 )
+SOME = "write how many false alarms a year are acceptable, from 0.001 to 365"
+BUDGET = "write a mapping such as {critical: 0.25, warning: 4}"
+DETECTOR_NAMES = ", ".join(list(SHOWN)[:-1]) + f" or {list(SHOWN)[-1]}"
+TOGETHER = "found limits that fire and resolve at the same value; write fires and resolves that no value passes together"
 LONG = "write a duration such as 15s, 12h or 7d, at most 3650d"
 COUNT = "write a whole number such as 500 or 20k, from 1 to 1000000000"
 A_NAME = 'write a name of 1 to 128 characters without control characters, " and \\'
@@ -86,7 +91,7 @@ TOP = [
         "features: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, defaults, models, hash or "
         "waiting",
     ),
-    ("detectors: 1\nmodels: {a: }", "detectors: found 1; not available in this version, leave it out"),
+    ("inherit: 1\nmodels: {a: }", "inherit: found 1; not available in this version, leave it out"),
     ("<<: {clock: wall}\nmodels: {a: }", ("'<<': found an unknown key; write state, api, metrics, clock, tick, sources, tokens, "
      "defaults, models, hash or waiting")),
     ("models: {404: }", "models.404: found 404 as a key; put it in quotes"),
@@ -183,11 +188,11 @@ SETTINGS = [
     ),
     ("defaults: {mode: propose}", "defaults.mode: found 'propose'; not available yet, write off or auto"),
     ("defaults: {mode: false}", "defaults.mode: found false; write off or auto"),
-    ("defaults: {segments: [a]}", "defaults.segments: found an unknown key; write mode, labels, review, idle_after or rules"),
     (
-        "defaults: {false_alarms_per_year: {critical: 0.25}}",
-        "defaults.false_alarms_per_year: found a mapping; not available in this version, leave it out",
+        "defaults: {segments: [a]}",
+        ("defaults.segments: found an unknown key; write mode, labels, review, idle_after, false_alarms_per_year or rules"),
     ),
+    ("defaults: {false_alarms_per_year: {critical: 0}}", f"defaults.false_alarms_per_year.critical: found 0; {SOME}"),
 ]
 
 MODELS = [
@@ -244,8 +249,55 @@ MODELS = [
     ("threshold: .nan", "threshold: found nan; write a number"),
     ("threshold: half", "threshold: found 'half'; write a number"),
     ("threshold: {cost: {missed: 10}}", "threshold.cost: found a mapping; write a number"),
+    ("false_alarms_per_year: 4", f"false_alarms_per_year: found 4; {BUDGET}"),
+    ("false_alarms_per_year: [1, 2]", f"false_alarms_per_year: found a list; {BUDGET}"),
+    ("false_alarms_per_year: {critcal: 1}", "false_alarms_per_year.critcal: found an unknown key; did you mean critical?"),
+    ("false_alarms_per_year: {warning: 0.0009}", f"false_alarms_per_year.warning: found 0.0009; {SOME}"),
+    ("false_alarms_per_year: {warning: 366}", f"false_alarms_per_year.warning: found 366; {SOME}"),
+    ("false_alarms_per_year: {info: -1}", f"false_alarms_per_year.info: found -1; {SOME}"),
+    ("false_alarms_per_year: {info: off}", "false_alarms_per_year.info: found 'off'; write a number"),
+    ("false_alarms_per_year: {info: true}", "false_alarms_per_year.info: found true; write a number"),
+    ("false_alarms_per_year: {info: .nan}", "false_alarms_per_year.info: found nan; write a number"),
     ("mode: on", "mode: found 'on'; write off or auto"),
     ("idle_after: 0h", "idle_after: found '0h'; write a duration longer than 0s"),
+]
+
+DETECTORS = [
+    ("rules: {x: {detector: recal}}", f"rules.x.detector: found 'recal'; write {DETECTOR_NAMES}"),
+    ("rules: {x: {detector: [recall]}}", f"rules.x.detector: found a list; write {DETECTOR_NAMES}"),
+    ("rules: {x: {detector: }}", f"rules.x.detector: found nothing; write {DETECTOR_NAMES}"),
+    (
+        "rules: {recall: {detector: fpr}}",
+        "rules.recall.detector: found 'fpr'; leave it out here and write a rule of another name",
+    ),
+    (
+        "rules: {calibration: {detector: calibration}}",
+        "rules.calibration.detector: found 'calibration'; leave it out here and write a rule of another name",
+    ),
+    (
+        "rules: {recall: {min_n: 2k, window: 7d, metric: recall, basis: mature}}",
+        "\n".join(
+            f"rules.recall.{key}: found {value} in a rule with a detector, which looks at whole days by itself; leave it out"
+            for key, value in (("metric", "'recall'"), ("basis", "'mature'"), ("window", "'7d'"), ("min_n", "2000"))
+        ),
+    ),
+    (
+        "rules: {x: {detector: recall, action: rollback, metric: ece}}",
+        "rules.x.metric: found 'ece' in a rule with a detector, which looks at whole days by itself; leave it out\n"
+        "rules.x.action: found 'rollback' with a detector; write none, only rules with a metric act",
+    ),
+    ("rules: {recall: {severity: fatal}}", "rules.recall.severity: found 'fatal'; write critical, warning or info"),
+    ("rules: {recall: {fires: {belw: -0.3}}}", "rules.recall.fires.belw: found an unknown key; did you mean below?"),
+    ("rules: {recall: {fires: {below: -0.1}}}", f"rules.recall: {TOGETHER}"),
+    ("rules: {x: {detector: score_drift, resolves: {below: 0.03}}}", f"rules.x: {TOGETHER}"),
+    (
+        "rules: {recal: off}",
+        "rules.recal: found 'off' for an unknown rule; did you mean recall?",
+    ),
+    (
+        "rules: {x: {detector: canary}}",
+        "rules.x: found a second rule with the detector canary; change that one, or write off for it",
+    ),
 ]
 
 RULES = [
@@ -354,7 +406,7 @@ def test_top_errors(text: str, message: str) -> None:
     assert errors(text) == f"f.yaml: {message}"
 
 
-@pytest.mark.parametrize(("body", "message"), MODELS + RULES)
+@pytest.mark.parametrize(("body", "message"), MODELS + RULES + DETECTORS)
 def test_model_errors(body: str, message: str) -> None:
     """Each mistake in a model is answered with file, key, what was found and what to write, and with nothing else."""
     assert errors(f"models: {{m: {{{body}}}}}") == "\n".join(f"f.yaml: models.m.{line}" for line in message.split("\n"))
@@ -484,7 +536,9 @@ def test_aliases() -> None:
 def test_defaults() -> None:
     """A bare name is a whole configuration: the documented defaults."""
     labels = Labels(horizon=30 * DAY, missing="unknown", corrections=28 * DAY, verdicts={})
-    churn = Model("churn", {}, None, None, (), labels, None, "off", tuple(SHIPPED.values()), 24 * HOUR, 0, None)
+    alarms = {"critical": 0.25, "warning": 4.0, "info": 12.0}
+    rules = budgeted(SHIPPED.values(), alarms)
+    churn = Model("churn", {}, None, None, (), labels, None, "off", alarms, rules, 24 * HOUR, 0, None)
     assert read("models: {churn: }") == read("models: {churn: {}}") == Config(
         path=None,
         state=Path("/var/lib/scorewatch"),
@@ -532,6 +586,7 @@ models:
     threshold: 1
     mode: auto
     rules: {calibration: off}
+    false_alarms_per_year: {critical: 1, warning: 0.5}
     idle_after: 5m
     review: {per_day: 200}
     per_day: 2M
@@ -558,7 +613,8 @@ waiting: {rows: 60M}
         ),
         1.0,
         "auto",
-        (SHIPPED["policy_volume"],),
+        {"critical": 1.0, "warning": 0.5, "info": 12.0},
+        budgeted((r for r in SHIPPED.values() if r.name != "calibration"), {**FALSE_ALARMS, "warning": 0.5}),
         5 * MINUTE,
         200,
         2_000_000,
@@ -627,15 +683,29 @@ def test_loopback(text: str, loopback: bool) -> None:
 def test_defaults_are_overridden_field_by_field() -> None:
     """`defaults` changes every model, wherever it stands in the file; a model changes single fields of it."""
     found = read(
-        "models: {a: , b: {mode: off, labels: {missing: negative}, idle_after: 1h, rules: {calibration: {}, floor: off}}}\n"
-        f"defaults: {{mode: auto, labels: {{horizon: 60d}}, idle_after: 2h, rules: {{calibration: off, floor: {{{RECALL}}}}}}}"
+        "models: {a: , b: {mode: off, labels: {missing: negative}, idle_after: 1h, rules: {calibration: {}, floor: off},\n"
+        "  false_alarms_per_year: {critical: 2}}}\n"
+        f"defaults: {{mode: auto, labels: {{horizon: 60d}}, idle_after: 2h, rules: {{calibration: off, floor: {{{RECALL}}}}},\n"
+        "  false_alarms_per_year: {warning: 1}}"
     )
+    alarms = {"critical": 0.25, "warning": 1.0, "info": 12.0}
     floor = Rule("floor", "mature", "28d", (Limit("recall", low=0.7),), Limit("recall", high=0.75), 500)
     assert found.models == {
         "a": Model(
-            "a", labels=Labels(60 * DAY), mode="auto", rules=(SHIPPED["policy_volume"], floor), idle_after=2 * HOUR
+            "a",
+            labels=Labels(60 * DAY),
+            mode="auto",
+            false_alarms=alarms,
+            rules=budgeted([*(r for r in SHIPPED.values() if r.name != "calibration"), floor], alarms),
+            idle_after=2 * HOUR,
         ),
-        "b": Model("b", labels=Labels(60 * DAY, "negative"), idle_after=HOUR),
+        "b": Model(
+            "b",
+            labels=Labels(60 * DAY, "negative"),
+            false_alarms={**alarms, "critical": 2.0},
+            rules=budgeted(SHIPPED.values(), alarms),
+            idle_after=HOUR,
+        ),
     }  # fmt: skip
 
 
@@ -671,6 +741,12 @@ def test_rules_of_labels_by_verdict_code() -> None:
 
 
 CALIBRATION, VOLUME = SHIPPED["calibration"], SHIPPED["policy_volume"]
+
+
+def _detector(shipped: str, fires: Limit | None = None, **changed: Any) -> Rule:
+    """Return a shipped rule with a detector, with another limit of its effect and other fields."""
+    old = SHIPPED[shipped]
+    return replace(old, fires=(fires or old.fires[0], old.fires[1]), **changed)
 
 
 @pytest.mark.parametrize(
@@ -722,8 +798,75 @@ def test_rules(body: str, want: Rule) -> None:
 def test_rule_order() -> None:
     """Rules come in the shipped order, then new ones in the order of the file; `off` removes."""
     found = model(f"rules: {{z: {{{RECALL}}}, policy_volume: {{min_n: 1}}, a: {{{RECALL}}}, calibration: {{min_n: 1}}}}")
-    assert [r.name for r in found.rules] == ["calibration", "policy_volume", "z", "a"]
-    assert model("rules: {policy_volume: off, calibration: off}").rules == ()
+    assert [r.name for r in found.rules] == [*SHIPPED, "z", "a"]
+    assert [r.name for r in model("rules: {policy_volume: off, calibration: off}").rules] == [
+        name for name in SHIPPED if name not in ("policy_volume", "calibration")
+    ]
+    assert model(f"rules: {{{', '.join(f'{name}: off' for name in SHIPPED)}}}").rules == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("recall: {}", SHIPPED["recall"]),
+        ("recall: {detector: recall, action: none}", SHIPPED["recall"]),
+        ("recall: {fires: {below: -0.4}}", _detector("recall", fires=Limit("recall_effect", low=-0.4))),
+        (
+            "calibration_drift: {fires: {outside: [-0.3, 0.4]}, resolves: {inside: [-0.1, 0.2]}, hold: 2d}",
+            _detector(
+                "calibration_drift",
+                fires=Limit("calibration_effect", low=-0.3, high=0.4),
+                resolves=Limit("calibration_effect", low=-0.1, high=0.2, inside=True),
+                hold=2 * DAY,
+            ),
+        ),
+        (
+            "prevalence: {fires: {above: 0.3, end: low}}",
+            _detector("prevalence", fires=Limit("prevalence_effect", "low", high=0.3)),
+        ),
+        ("score_drift: {severity: info}", _detector("score_drift", severity="info")),
+        (
+            "x: {detector: roc_auc, severity: critical, fires: {below: -0.05}}",
+            _detector("roc_auc", fires=Limit("roc_auc_effect", low=-0.05), name="x", severity="critical"),
+        ),
+    ],
+)
+def test_detector_rules(body: str, want: Rule) -> None:
+    """A mapping changes the limits of the effect, the severity and the hold of a detector, or makes another of the same kind."""
+    found = rule(body)
+    assert replace(found, fires=(found.fires[0], want.fires[1])) == want
+    assert found.fires[1].metric == f"{want.detector}_evidence"
+
+
+def test_budget_of_detectors() -> None:
+    """All detectors of a severity share its false alarms: one more, one off, or one of another severity changes the rest."""
+
+    def enough(body: str) -> dict[str, float]:
+        """Return for each rule with a detector the evidence it needs, as days per false alarm."""
+        return {r.name: round(math.exp(r.fires[1].high or 0), 6) for r in model(body).rules if r.detector}
+
+    count = len(SHOWN)
+    assert set(enough("").values()) == {round(365 * count / 4, 6)}
+    assert set(enough("false_alarms_per_year: {warning: 1}").values()) == {365 * count}
+    assert set(enough("rules: {recall: off, fpr: off}").values()) == {round(365 * (count - 2) / 4, 6)}
+    assert enough("rules: {recall: {severity: critical}, page: {detector: recall, severity: critical}}") == {
+        **{r.name: round(365 * (count - 1) / 4, 6) for r in SHIPPED.values() if r.detector},
+        **dict.fromkeys(("recall", "page"), 365 * 2 / 0.25),
+    }
+    inherited = read(
+        "defaults: {false_alarms_per_year: {info: 3}, rules: {mine: {detector: fpr, severity: info}}}\n"
+        "models: {a: , b: {false_alarms_per_year: {warning: 2}, rules: {recall: {severity: info}}}}"
+    ).models
+    assert inherited["a"].false_alarms == {"critical": 0.25, "warning": 4.0, "info": 3.0}
+    assert inherited["b"].false_alarms == {"critical": 0.25, "warning": 2.0, "info": 3.0}
+    limits = [{r.name: r.fires[1].high for r in inherited[name].rules if r.detector}["mine"] for name in ("a", "b")]
+    assert limits == [pytest.approx(math.log(365 / 3)), pytest.approx(math.log(365 * 2 / 3))]
+
+
+def test_another_rule_of_the_canary() -> None:
+    """The canary has one rule, which may go by another name."""
+    found = model("rules: {canary: off, worse: {detector: canary, severity: critical}}")
+    assert [(r.name, r.severity) for r in found.rules if r.detector == "canary"] == [("worse", "critical")]
 
 
 def test_fires_and_resolves_may_touch() -> None:
@@ -775,7 +918,10 @@ def test_shipped_examples(tmp_path: Path) -> None:
     assert [type(s) for s in found.sources] == [HttpSource, FileSource, FileSource]
     assert replace(found, sources=Config().sources, tokens=Tokens(), models={}) == Config()
     assert [found.models[name] for name in ("*", "churn")] == [Model("*"), Model("churn")]
-    assert [r.name for r in found.models["fraud"].rules] == ["calibration", "recall_floor"]
+    fraud = found.models["fraud"]
+    off = ("policy_volume", "score_drift")
+    assert [r.name for r in fraud.rules] == [*(name for name in SHIPPED if name not in off), "recall_page", "recall_floor"]
+    assert fraud.false_alarms == {"critical": 0.25, "warning": 1.0, "info": 12.0}
 
 
 def test_describe_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -790,7 +936,10 @@ tokens: {{ingest: literal, decide: env:DECIDE}}
 models:
   "off": {{versions: {{"1.10": canary}}, baseline: b.json, segments: ["null", zürich, "a: b", "1e3"], features: [amount, "5"],
          threshold: 1e-5}}
-  b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}}}, mode: auto, per_day: 1500,
+  b: {{rules: {{policy_volume: off, x: {{{RECALL}, hold: 90m, min_n: 1500}}, fpr: off, canary: off,
+      prevalence: {{fires: {{above: 0.5, end: high}}, hold: 3d}}, y: {{detector: canary, severity: critical}},
+      z: {{detector: fpr, fires: {{above: 1e-1}}, resolves: {{below: -1}}}}}}, mode: auto, per_day: 1500,
+    false_alarms_per_year: {{critical: 365, info: 0.001}},
     labels: {{corrections: 0s, verdicts: {{pass: {{horizon: 90m}}, block: {{horizon: never, missing: negative}}}}}}}}
 defaults: {{review: {{per_day: 1k}}}}
 """
@@ -807,7 +956,8 @@ defaults: {{review: {{per_day: 1k}}}}
 
 def test_describe_shows_everything() -> None:
     """Every default is visible in what describe writes."""
-    assert describe(read("models: {churn: {rules: {policy_volume: off}}}")) == (
+    off = "".join(f"{name}: off, " for name in SHIPPED if name not in ("calibration", "calibration_drift", "recall"))
+    assert describe(read(f"models: {{churn: {{rules: {{{off}}}}}}}")) == (
         """\
 state: /var/lib/scorewatch
 api: 127.0.0.1:8480
@@ -838,6 +988,10 @@ models:
     per_day: null
     mode: off
     review: off
+    false_alarms_per_year:
+      critical: 0.25
+      warning: 4.0
+      info: 12.0
     rules:
       calibration:
         metric: ece
@@ -853,7 +1007,41 @@ models:
         hold: 0s
         severity: warning
         action: none
+      calibration_drift:
+        detector: calibration
+        fires:
+          outside:
+          - -0.2
+          - 0.2
+          end: value
+        resolves:
+          inside:
+          - -0.15
+          - 0.15
+          end: value
+        hold: 0s
+        severity: warning
+      recall:
+        detector: recall
+        fires:
+          below: -0.2
+          end: value
+        resolves:
+          above: -0.15
+          end: value
+        hold: 0s
+        severity: warning
+      precision: off
+      fpr: off
+      high_confidence_errors: off
+      roc_auc: off
+      prevalence: off
+      flagged_share: off
+      score_drift: off
+      canary: off
       policy_volume: off
+      data_loss: off
+      label_coverage: off
     idle_after: 1d
 hash: xxh3
 waiting:

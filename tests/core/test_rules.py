@@ -6,13 +6,29 @@ from dataclasses import replace
 import pytest
 
 from monitor.core.days import Key
+from monitor.core.detectors import EFFECTS, log_threshold
 from monitor.core.metrics import METRICS, Estimate
 from monitor.core.policy import Limit
 from monitor.core.readings import ACTING
 from monitor.core.reasons import RESOLVED
-from monitor.core.rules import ACTIONS, SEVERITIES, SHIPPED, Alert, Rule, resolved, step
+from monitor.core.rules import (
+    ACTIONS,
+    EFFECT,
+    EVIDENCE,
+    FALSE_ALARMS,
+    SEVERITIES,
+    SHIPPED,
+    SHOWN,
+    Alert,
+    Rule,
+    budgeted,
+    detecting,
+    resolved,
+    step,
+)
 
 KEY = Key("m", "1", "all", 0)
+RATIOS = ("policy_volume", "volume_ratio", "coverage_ratio")
 RULE = Rule("r", "mature", "28d", (Limit("ece", "low", high=0.05),), Limit("ece", "low", low=0.03), min_n=100)
 HELD = replace(RULE, hold=10)
 
@@ -128,10 +144,70 @@ def test_policy_volume_states():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped(name):
-    """A shipped rule goes by its name, looks at a known metric, resolves where it does not fire, and acts on counts only."""
+    """A shipped rule goes by its name, looks at known metrics, resolves where it does not fire, and acts on counts only."""
     rule = SHIPPED[name]
     assert (rule.name, rule.severity in SEVERITIES, rule.action in ACTIONS) == (name, True, True)
-    assert {limit.metric for limit in (*rule.fires, rule.resolves)} <= {*METRICS, "policy_volume"}
+    own = {rule.detector + EFFECT, rule.detector + EVIDENCE} if rule.detector else {*METRICS, *RATIOS}
+    assert {limit.metric for limit in (*rule.fires, rule.resolves)} <= own
     assert rule.basis in ACTING
-    for x in (0.0, 0.01, 0.04, 0.06, 0.5, 1.0, 1.4, 1.6, math.inf):
-        assert not (all(limit.passed(x) for limit in rule.fires) and rule.resolves.passed(x))
+    assert rule.action == "none" or not rule.detector
+    first = rule.fires[0]
+    for x in (-math.inf, -0.3, -0.17, 0.0, 0.01, 0.04, 0.06, 0.17, 0.3, 0.5, 0.9, 1.0, 1.4, 1.6, math.inf):
+        assert not (first.passed(x) and rule.resolves.passed(x))
+    assert any(first.passed(x) for x in (-math.inf, math.inf))
+    assert rule.resolves.passed(1.0 if first.metric in RATIOS else 0.0)
+
+
+@pytest.mark.parametrize("detector", SHOWN)
+def test_detecting(detector):
+    """A detector fires on the side that its evidence is about, shows a known metric, and is shipped once."""
+    rule = detecting("x", detector)
+    large, _, side = (1.0, 0.75, "up") if detector == "canary" else EFFECTS[detector]
+    assert [rule.fires[0].passed(x) for x in (-1.01 * large, 0.99 * large, 1.01 * large)] == [side != "up", False, side != "down"]
+    assert (rule.name, rule.detector, rule.severity, rule.action, rule.role) == (
+        *("x", detector, "warning", "none"),
+        "canary" if detector == "canary" else "live",
+    )
+    assert rule.shown in {*METRICS, "canary_effect"}
+    assert detecting("x", detector, "bias").shown == "bias"
+    assert [r.name for r in SHIPPED.values() if r.detector == detector] == [
+        "calibration_drift" if detector == "calibration" else detector
+    ]
+
+
+def test_evidence_and_effect():
+    """A detector fires on evidence and a large effect together, speaks of its metric, and resolves by the effect alone."""
+    (rule,) = budgeted([SHIPPED["recall"]], FALSE_ALARMS)
+    shown = Estimate("recall", KEY, "28d", "mature", 0.6, None, None, 900)
+
+    def looks(evidence, effect, reason=""):
+        own = {EVIDENCE: evidence, EFFECT: effect}
+        made = (Estimate(f"recall{what}", KEY, "28d", "mature", x, None, None, 900, reason) for what, x in own.items())
+        return {e.metric: e for e in (shown, *made)}
+
+    enough = rule.fires[1].high
+    assert enough == pytest.approx(math.log(365 / 4))
+    assert walk(
+        rule,
+        [
+            (0, looks(enough, -1.0)),
+            (1, looks(enough + 1, -0.1)),
+            (2, looks(enough + 1, 1.0)),
+            (3, looks(enough + 1, -0.3)),
+            (4, looks(0.0, -0.3)),
+            (5, looks(None, None, "no_threshold")),
+            (6, looks(enough + 1, -0.14)),
+        ],
+    ) == [None, None, None, ("firing", 3), ("firing", 3), ("firing", 3), ("resolved", 6)]
+    assert step(rule, "m", "1", None, looks(enough + 1, -0.3), 5).observed == shown
+
+
+def test_budget():
+    """The detectors of a severity share what it may cost; other rules cost nothing."""
+    chosen = [SHIPPED["recall"], replace(SHIPPED["fpr"], severity="critical"), SHIPPED["calibration"], SHIPPED["precision"]]
+    found = budgeted(iter(chosen), {"critical": 0.5, "warning": 2.0, "info": 9.0})
+    assert [r.fires[1].high for r in found if r.detector] == [log_threshold(2, 2.0), log_threshold(1, 0.5), log_threshold(2, 2.0)]
+    assert [replace(r, fires=r.fires[:1]) for r in found] == [replace(r, fires=r.fires[:1]) for r in chosen]
+    assert found[2] == SHIPPED["calibration"]
+    assert budgeted(found, {"critical": 0.5, "warning": 2.0, "info": 9.0}) == found
+    assert FALSE_ALARMS.keys() == set(SEVERITIES)
