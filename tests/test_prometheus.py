@@ -522,7 +522,7 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         day = time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(since))
         assert alert["annotations"]["description"] == (
             f"Rule {rule} of m v1 fires since {day}: observed {observed:.4g}, validation promised {expected:.4g}. "
-            "Action of the rule: none."
+            "Diagnosis: pipeline_fault. Action of the rule: none."
         )
 
 
