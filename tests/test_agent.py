@@ -440,6 +440,27 @@ def test_days_say_what_to_expect(program):
     assert expected(9.11)[0] == changed
 
 
+def test_two_rules_of_one_detector(program):
+    """Both are said to look, each by its name, and no series comes twice."""
+    p = program("rules: {page: {detector: recall, severity: critical}}")
+    p.scores(0)
+    p.agent.publish()
+    lines = [x.rpartition(" ")[0] for x in p.agent.exporter.text.decode().splitlines() if x.startswith("scorewatch_")]
+    assert len(lines) == len(set(lines))
+    assert {name for name in ("recall", "page") if any(f'estimate="{name}_evidence"' in x for x in lines)} == {"recall", "page"}
+
+
+def test_lost_rows_fire_until_they_are_back(program):
+    """A day with a fraction of the rows of the days before fires when it ended, and the first whole day after it resolves."""
+    p = program("mode: off")
+    for day in range(15):
+        p.scores(day, n=60 if day in (10, 11) else 300)
+        now = [a.state for a in p.agent.alerts.values() if a.rule == "data_loss"]
+        assert now == (["firing"] if day in (11, 12) else []), day
+    told = [(e.body["state"], e.body["rule"]) for e in p.journal("alert") if e.body["rule"] == "data_loss"]
+    assert told == [("firing", "data_loss"), ("resolved", "data_loss")]
+
+
 def test_old_day_tables_are_dropped(program):
     """Final tables are kept for 400 days."""
     p = program()
