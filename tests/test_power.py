@@ -10,7 +10,7 @@ from monitor.core.events import VERDICTS
 from monitor.core.power import Watch, watched
 from monitor.core.readings import LabelRule
 from monitor.core.tables import total
-from monitor.looks import Looks
+from monitor.looks import Looks, Promise
 
 RULES = (LabelRule("unknown"),) * len(VERDICTS)
 
@@ -31,7 +31,7 @@ def test_a_watch_fires_as_the_rule_does(name, rows, where):
     (rule,) = rules.budgeted([rules.detecting(name, name)], {**rules.FALSE_ALARMS, "warning": 1 / 3})
     assert rule.fires[1].high == pytest.approx(limit)
     looks, alert, watch = Looks((rule,), RULES), None, Watch(name, expected, RULES, limit)
-    looks.expect("baseline", expected, 0.3, 0, 0)
+    looks.expect("baseline", Promise(expected, RULES), 0.3, 0, 0)
     agent, simulated = [], []
     for i, tables in enumerate(days):
         looks.see_ended(i, tables)
