@@ -271,16 +271,19 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
     >>> delong(np.array([3.0, 1.0]), np.array([1.0, 3.0]))
     (0.75, 0.03125)
     """
-    n, p = float(neg.sum()), float(pos.sum())
-    v10, v01 = placements(np.array((neg, pos)))
-    auc = float(pos @ v10) / p
-    d10, d01 = v10 - auc, v01 - auc
+    classes = np.array((neg, pos))
+    below = classes.cumsum(axis=1)
+    n, p = below[:, -1].tolist()
+    # Of a negative it is the share of positives below it: as far from its mean as that of those above.
+    placed = (below - 0.5 * classes) / below[:, -1:]
+    auc = float(pos @ placed[0]) / p
+    square = (placed - ((auc,), (1.0 - auc,))) ** 2
     rows_n, rows_p = (n, p) if spread is None else (effective(n, float(spread[0].sum())), effective(p, float(spread[1].sum())))
     if min(rows_n, rows_p) < 2:
         return auc, math.nan
     neg2, pos2 = (neg, pos) if spread is None else (x * (k / x.sum()) for x, k in zip(spread, (rows_n, rows_p), strict=True))
-    s10 = float(pos2 @ (d10 * d10)) / (rows_p - 1)
-    s01 = float(neg2 @ (d01 * d01)) / (rows_n - 1)
+    s10 = float(pos2 @ square[0]) / (rows_p - 1)
+    s01 = float(neg2 @ square[1]) / (rows_n - 1)
     return auc, s10 / rows_p + s01 / rows_n
 
 

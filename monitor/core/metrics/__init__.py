@@ -197,6 +197,16 @@ METRICS: dict[str, Metric] = {
         " About the rows whose outcome no verdict prevents.",
         about="seen",
     ),
+    "squared_calibration_error": Metric(
+        calibration.squared_calibration_error,
+        outcomes=True,
+        edges=True,
+        decided=False,
+        help="Debiased squared calibration error over the frozen bins: sum of n_b/n times the squared gap less what noise"
+        " adds to it; below 0 as often as not where the model is calibrated; interval: 95 % normal."
+        " About the rows whose outcome no verdict prevents.",
+        about="seen",
+    ),
     "ece_width10": Metric(
         calibration.ece_width10,
         outcomes=True,
@@ -214,16 +224,6 @@ METRICS: dict[str, Metric] = {
         decided=False,
         help="Maximum calibration error of P(positive) over ten equal-width bins [a, b), the last one closed, without a minimum"
         " number of rows; no interval."
-        " About the rows whose outcome no verdict prevents.",
-        about="seen",
-    ),
-    "squared_calibration_error": Metric(
-        calibration.squared_calibration_error,
-        outcomes=True,
-        edges=True,
-        decided=False,
-        help="Debiased squared calibration error over the frozen bins: sum of n_b/n times the squared gap less what noise"
-        " adds to it; below 0 as often as not where the model is calibrated; interval: 95 % normal."
         " About the rows whose outcome no verdict prevents.",
         about="seen",
     ),

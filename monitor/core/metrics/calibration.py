@@ -19,9 +19,9 @@ from monitor.core.intervals import (
     whole,
     wilson,
 )
-from monitor.core.metrics.counts import by_group, once, rows_of, size
+from monitor.core.metrics.counts import by_group, classes, logs, once, rows, size
 from monitor.core.readings import Reading
-from monitor.core.tables import EDGES, GROUP_COLUMNS, TINY, edges_of_width
+from monitor.core.tables import EDGES, GROUP_COLUMNS, edges_of_width
 
 CALIBRATION_LEVEL = 0.99
 BINS = 15
@@ -54,10 +54,10 @@ def _columns(reading: Reading) -> Floats:
 @once
 def sums(reading: Reading, edges: Ints) -> Floats:
     """Return the same sums per calibration bin, zero where a bin is empty, shape (5 or 8, bins)."""
-    start = np.searchsorted(reading.bin, edges)
-    occupied = start < len(reading.bin)
-    occupied[:-1] = start[1:] > start[:-1]
-    columns = _columns(reading)
+    start, columns = reading.bin.searchsorted(edges), _columns(reading)
+    occupied = np.empty(len(start), bool)
+    np.greater(start[1:], start[:-1], out=occupied[:-1])
+    occupied[-1] = start[-1] < len(reading.bin)
     if occupied.all():
         return np.add.reduceat(columns, start, axis=1)
     result = np.zeros((len(columns), len(edges)))
@@ -83,6 +83,22 @@ def _spread(columns: Floats) -> Floats:
 def _rows(columns: Floats) -> Floats:
     """Return the number of rows, of weighted ones the effective number."""
     return columns[0] if len(columns) == 5 else effective(columns[0], columns[6])
+
+
+@once
+def _spreads(reading: Reading, edges: Ints) -> Floats:
+    """Return the variance of sum (y - p) per calibration bin."""
+    return _spread(sums(reading, edges))
+
+
+@once
+def _bins(reading: Reading, edges: Ints) -> list[tuple[float, ...]]:
+    """Return per calibration bin rows (of weighted ones the effective number), n, sum y, sum p, sum p(1 - p) and its spread.
+
+    Of 15 bins Python's numbers are read faster than arrays are made.
+    """
+    columns = sums(reading, edges)
+    return list(zip(_rows(columns).tolist(), *columns[:4].tolist(), _spreads(reading, edges).tolist(), strict=True))
 
 
 @once
@@ -118,7 +134,7 @@ def design_effect(reading: Reading) -> float | str:
     if groups is None:
         return 1.0
     value, iid = _bias(reading)
-    variance, clusters = cluster_variance(value, groups, rows_of(reading), iid)
+    variance, clusters = cluster_variance(value, groups, rows(reading), iid)
     return no_interval(variance, clusters) or (max(1.0, variance / iid) if iid else 1.0)
 
 
@@ -133,15 +149,12 @@ def ece(reading: Reading, edges: Ints) -> Measured:
 
     Clusters widen the ball by the design effect of the bias.
     """
-    columns = sums(reading, edges)
-    n, y, p = columns[:3]
-    total = float(n.sum())
-    value = float(np.abs(y - p).sum()) / total
-    rows, effect = whole(size(reading)), design_effect(reading)
+    value = sum(abs(y - p) for _, _, y, p, _, _ in _bins(reading, edges)) / rows(reading)
+    n, effect = whole(size(reading)), design_effect(reading)
     if isinstance(effect, str):
-        return Measured(value, None, None, rows, effect)
-    ball = noise_ball(_spread(columns) * effect, total, CALIBRATION_LEVEL)
-    return Measured(value, max(0.0, value - ball), value + ball, rows)
+        return Measured(value, None, None, n, effect)
+    ball = noise_ball(_spreads(reading, edges) * effect, rows(reading), CALIBRATION_LEVEL)
+    return Measured(value, max(0.0, value - ball), value + ball, n)
 
 
 def ece_width10(reading: Reading, _: object = None) -> Measured:
@@ -151,8 +164,7 @@ def ece_width10(reading: Reading, _: object = None) -> Measured:
 
 def ece_noise_floor(reading: Reading, edges: Ints) -> Measured:
     """Return sqrt(2 / pi) sum_b sqrt(V_b) / n, which `ece` has on average when the model is calibrated."""
-    columns = sums(reading, edges)
-    value = math.sqrt(2 / math.pi) * float(np.sqrt(columns[3]).sum()) / float(columns[0].sum())
+    value = math.sqrt(2 / math.pi) * sum(math.sqrt(v) for *_, v, _ in _bins(reading, edges)) / rows(reading)
     return Measured(value, None, None, whole(size(reading)))
 
 
@@ -163,33 +175,28 @@ def squared_calibration_error(reading: Reading, edges: Ints) -> Measured | str:
     calibrated (Broecker 2012; Kumar, Liang and Ma, NeurIPS 2019). Of a squared gap g**2 with noise of variance s the variance
     is 4 g**2 s + 2 s**2. Of weighted rows n_b is the effective number; clusters raise the noise by the design effect of the bias.
     """
-    columns, effect = sums(reading, edges), design_effect(reading)
-    rows = _rows(columns)
-    used = rows >= 2 - 1e-9
-    n, y, p = columns[:3] * used
-    total = float(n.sum())
-    if not total:
+    used, effect = [b for b in _bins(reading, edges) if b[0] >= 2 - 1e-9], design_effect(reading)
+    if not used:
         return "low_n"
-    share, n, factor = n / total, n + ~used, 1.0 if isinstance(effect, str) else effect
-    r = y / n
-    square = ((y - p) / n) ** 2 - factor * (r - r * r) / np.maximum(rows - 1, 1)
-    value, of = float(share @ square), whole(size(reading))
+    total, factor = sum(b[1] for b in used), 1.0 if isinstance(effect, str) else effect
+    value = least = more = 0.0
+    for k, n, y, p, _, spread in used:
+        share, r, noise = n / total, y / n, factor * spread / (n * n)
+        square = ((y - p) / n) ** 2 - factor * (r - r * r) / max(k - 1, 1.0)
+        value += share * square
+        least += 2 * (share * noise) ** 2
+        more += 4 * share * share * square * noise
+    of = whole(size(reading))
     if isinstance(effect, str):
         return Measured(value, None, None, of, effect)
-    noise = factor * _spread(columns) / (n * n)
-    least = 2 * (share * noise) @ (share * noise)  # of a calibrated model; squares may add up to less than 0
-    variance = max(least, least + 4 * (share * square) @ (share * noise))
-    return Measured(value, *normal(value, float(variance)), of)
+    # `least` is that of a calibrated model; squares may add up to less than 0.
+    return Measured(value, *normal(value, max(least, least + more)), of)
 
 
 def _mce(reading: Reading, edges: Ints, min_n: int) -> Measured | str:
-    columns = sums(reading, edges)
-    n, y, p = columns[:3]
     # Equal weights give whole effective numbers up to rounding.
-    enough = _rows(columns) >= min_n - 1e-9
-    if not enough.any():
-        return "low_n"
-    return Measured(float((np.abs(y - p)[enough] / n[enough]).max()), None, None, whole(size(reading)))
+    gaps = [abs(y - p) / n for k, n, y, p, _, _ in _bins(reading, edges) if k >= min_n - 1e-9]
+    return Measured(max(gaps), None, None, whole(size(reading))) if gaps else "low_n"
 
 
 def mce(reading: Reading, edges: Ints) -> Measured | str:
@@ -207,7 +214,7 @@ def _mean(reading: Reading, value: float, variance: float, groups: Groups | None
     found = Measured(value, *normal(value, variance), whole(size(reading)))
     if groups is None:
         return found
-    return clustered(found, groups, rows_of(reading), variance, lambda value, variance, _: normal(value, variance))
+    return clustered(found, groups, rows(reading), variance, lambda value, variance, _: normal(value, variance))
 
 
 def bias(reading: Reading, _: object = None) -> Measured:
@@ -215,16 +222,18 @@ def bias(reading: Reading, _: object = None) -> Measured:
     return _mean(reading, *_bias(reading), _mean_groups(reading, _SCORE))
 
 
-def _mean_loss(reading: Reading, loss: float, if_pos: Floats, if_neg: Floats, groups: Groups | None) -> Measured:
-    """Return the exact mean loss; its standard error reads the loss of a row off the mean score of its cell."""
-    n = rows_of(reading)
-    first = float(reading.pos @ if_pos + reading.neg @ if_neg) / n
+def _mean_loss(reading: Reading, loss: float, by_class: Floats, groups: Groups | None) -> Measured:
+    """Return the exact mean loss; its standard error reads the loss of a row off the mean score of its cell.
+
+    `by_class` is the loss of a negative and of a positive there, shape (2, cells).
+    """
+    n, counts = rows(reading), classes(reading)
+    first = float(np.vdot(counts, by_class)) / n
     if reading.spread is None:
-        second = float(reading.pos @ (if_pos * if_pos) + reading.neg @ (if_neg * if_neg)) / n
-        variance = max(0.0, second - first * first) / n
+        variance = max(0.0, float(np.vdot(counts, by_class * by_class)) / n - first * first) / n
     else:
         neg2, pos2, both = reading.spread
-        a, b = if_pos - first, if_neg - first
+        b, a = by_class - first
         variance = max(0.0, float(pos2 @ (a * a) + neg2 @ (b * b) + 2 * (both @ (a * b)))) / (n * n)
     found = _mean(reading, loss / n, variance, groups)
     return found if found.low is None else found._replace(low=max(0.0, found.low))
@@ -232,16 +241,15 @@ def _mean_loss(reading: Reading, loss: float, if_pos: Floats, if_neg: Floats, gr
 
 def brier(reading: Reading, _: object = None) -> Measured:
     """Return the mean of (p - y)**2."""
-    p, q = reading.score, 1.0 - reading.score
-    return _mean_loss(reading, reading.losses[0], q * q, p * p, _mean_groups(reading, _BRIER))
+    p = reading.score
+    return _mean_loss(reading, reading.losses[0], np.array((p, 1.0 - p)) ** 2, _mean_groups(reading, _BRIER))
 
 
 def log_loss(reading: Reading, _: object = None) -> Measured | str:
     """Return the mean of -ln of the probability given to what happened."""
-    if reading.clipped >= rows_of(reading):
+    if reading.clipped >= rows(reading):
         return "degenerate"
-    p = np.minimum(np.maximum(reading.score, TINY), 1.0 - TINY)
-    return _mean_loss(reading, reading.losses[1], -np.log(p), -np.log(1.0 - p), _mean_groups(reading, _LOG_LOSS))
+    return _mean_loss(reading, reading.losses[1], -logs(reading), _mean_groups(reading, _LOG_LOSS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +281,10 @@ def reliability(reading: Reading, edges: Ints | None, width: bool = False) -> li
         return []
     columns, effect = sums(reading, first), design_effect(reading)
     n, y, p = columns[:3]
-    rows = np.maximum(n, 1.0)
+    some = np.maximum(n, 1.0)
     independent = _rows(columns) / (1.0 if isinstance(effect, str) else effect)
-    ends = wilson(y * (independent / rows), independent)
-    found = np.stack((p / rows, y / rows, *ends, (y - p) / rows, np.abs(y - p) / max(1.0, float(n.sum())))).T.tolist()
+    ends = wilson(y * (independent / some), independent)
+    found = np.stack((p / some, y / some, *ends, (y - p) / some, np.abs(y - p) / max(1.0, rows(reading)))).T.tolist()
     bounds = [*EDGES[first].tolist(), 1.0]
     bins = []
     for lower, upper, k, numbers in zip(bounds, bounds[1:], _rows(columns).tolist(), found, strict=False):
@@ -312,7 +320,7 @@ def top_label_ece(reading: Reading) -> float | None:
     # A mean of equal scores is off by some ulps, which must not carry it over an edge.
     at = np.minimum((confidence * 10 + 1e-9).astype(np.int64), 9)
     gap = np.bincount(at, right - reading.n * confidence, 10)
-    return float(np.abs(gap).sum() / reading.n.sum())
+    return float(np.abs(gap).sum()) / rows(reading)
 
 
 def calibration_edges(reading: Reading) -> Ints:

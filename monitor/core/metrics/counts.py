@@ -8,6 +8,7 @@ import numpy as np
 from monitor.core.events import FLAGGED, NONE, Floats, Ints
 from monitor.core.intervals import Groups, Measured, Spread, effective, share
 from monitor.core.readings import Reading
+from monitor.core.tables import TINY
 
 ROLE = FLAGGED.astype(np.int64)
 ROLE[NONE] = 2
@@ -38,6 +39,20 @@ def once(function: F) -> F:
         return value
 
     return cast(F, remembered)
+
+
+@once
+def classes(reading: Reading) -> Floats:
+    """Return the negatives and the positives by cell, shape (2, cells)."""
+    return np.array((reading.neg, reading.pos))
+
+
+@once
+def logs(reading: Reading) -> Floats:
+    """Return ln(1 - p) and ln p by cell, shape (2, cells); scores are clipped as the log loss does."""
+    p = np.minimum(np.maximum(reading.score, TINY), 1.0 - TINY)
+    found: Floats = np.log(np.array((1.0 - p, p)))
+    return found
 
 
 @once
@@ -101,7 +116,7 @@ def share_of(reading: Reading, hits: Floats, rest: Floats, undefined: str = "no_
 
 
 @once
-def rows_of(reading: Reading) -> float:
+def rows(reading: Reading) -> float:
     """Return the number of rows, of weighted ones their sum of weights."""
     return float(reading.n.sum())
 
@@ -109,5 +124,5 @@ def rows_of(reading: Reading) -> float:
 @once
 def size(reading: Reading) -> float:
     """Return the number of rows, of weighted ones the effective number."""
-    n = rows_of(reading)
+    n = rows(reading)
     return n if reading.spread is None else float(effective(n, float(reading.spread[:2].sum())))

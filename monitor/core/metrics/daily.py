@@ -11,7 +11,7 @@ import numpy as np
 from monitor.core.events import Floats
 from monitor.core.intervals import LEVEL, Measured, bartlett, placements, quantile, student
 from monitor.core.metrics.calibration import CALIBRATION_LEVEL, bias_variance
-from monitor.core.metrics.counts import outcomes, roles, rows_of
+from monitor.core.metrics.counts import outcomes, roles, rows
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS
 
@@ -81,7 +81,7 @@ def day_sums(reading: Reading) -> Floats:
     by what was decided, and the rows that were passed and flagged.
     """
     by_role = np.bincount(roles(reading), reading.n, 3)
-    sums = (rows_of(reading), float(reading.n @ reading.score), *reading.losses)
+    sums = (rows(reading), float(reading.n @ reading.score), *reading.losses)
     return np.concatenate((sums, outcomes(reading), by_role[:2]))
 
 

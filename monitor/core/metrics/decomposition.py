@@ -7,7 +7,7 @@ import numpy as np
 
 from monitor.core.events import Floats
 from monitor.core.intervals import Measured, whole
-from monitor.core.metrics.counts import once, rows_of, size
+from monitor.core.metrics.counts import once, rows, size
 from monitor.core.metrics.ranking import by_bin
 from monitor.core.readings import Reading
 
@@ -21,10 +21,11 @@ def pool(k: Floats, n: Floats) -> tuple[Floats, Floats]:
     >>> [x.tolist() for x in pool(np.array([0.0, 2.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0, 1.0]))]
     [[0.0, 3.0, 1.0], [2.0, 4.0, 1.0]]
     """
+    begins = np.ones(len(k), bool)
     while True:
-        share, begins = k / n, np.ones(len(k), bool)
-        np.greater(share[1:], share[:-1], out=begins[1:])
-        first = begins.nonzero()[0]
+        share = k / n
+        np.greater(share[1:], share[:-1], out=begins[1 : len(k)])
+        first = begins[: len(k)].nonzero()[0]
         if len(first) == len(k):
             return k, n
         k, n = np.add.reduceat(k, first), np.add.reduceat(n, first)
@@ -35,10 +36,10 @@ def refined(reading: Reading) -> tuple[float, float]:
     """Return the Brier score and the log loss that the scores have after isotonic regression on the bins of the grid."""
     neg, pos = by_bin(reading)
     k, n = pool(pos, neg + pos)
-    total, rest = float(n.sum()), n - k
-    mixed = (k > 0) & (rest > 0)
-    k, n, rest = k[mixed], n[mixed], rest[mixed]
-    return float(k @ (rest / n)) / total, -float(k @ np.log(k / n) + rest @ np.log(rest / n)) / total
+    classes = np.array((k, n - k))
+    shares = classes / n
+    log_loss = -np.vdot(classes, np.log(np.maximum(shares, np.finfo(np.float64).tiny)))  # 0 ln 0 is 0
+    return float(k @ shares[1]) / rows(reading), float(log_loss) / rows(reading)
 
 
 def _point(reading: Reading, value: float) -> Measured:
@@ -52,7 +53,7 @@ def brier_refinement(reading: Reading, _: object = None) -> Measured:
 
 def brier_calibration(reading: Reading, _: object = None) -> Measured:
     """Return by how much isotonic regression lowers the Brier score."""
-    return _point(reading, reading.losses[0] / rows_of(reading) - refined(reading)[0])
+    return _point(reading, reading.losses[0] / rows(reading) - refined(reading)[0])
 
 
 def log_loss_refinement(reading: Reading, _: object = None) -> Measured:
@@ -62,5 +63,5 @@ def log_loss_refinement(reading: Reading, _: object = None) -> Measured:
 
 def log_loss_calibration(reading: Reading, _: object = None) -> Measured | str:
     """Return by how much isotonic regression lowers the log loss."""
-    n = rows_of(reading)
+    n = rows(reading)
     return "degenerate" if reading.clipped >= n else _point(reading, reading.losses[1] / n - refined(reading)[1])

@@ -6,7 +6,7 @@ import numpy as np
 
 from monitor.core.events import Floats, Ints
 from monitor.core.intervals import Measured
-from monitor.core.metrics.counts import once, rows_of
+from monitor.core.metrics.counts import once, rows
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS, EDGES
 
@@ -72,17 +72,17 @@ def _distance(reading: Reading, reference: Reading) -> tuple[float, float]:
     """Return the largest and the integrated difference of the two distribution functions."""
     f, way, _ = _cumulative(reference)
     live = np.bincount(reading.bin, reading.n, BINS)[:-1].cumsum()
-    gap = np.abs(live / rows_of(reading) - f)
+    gap = np.abs(live / rows(reading) - f)
     return float(gap.max()), float(gap @ way)
 
 
 def _point(reading: Reading, value: float) -> Measured:
-    return Measured(value, None, None, int(rows_of(reading)))
+    return Measured(value, None, None, int(rows(reading)))
 
 
 def _noise(reading: Reading, reference: Reading) -> float:
     """Return 1/n + 1/m: the variance of a difference of two means of n and of m rows, in units of that of a row."""
-    return 1 / rows_of(reading) + 1 / float(reference.n.sum())
+    return 1 / rows(reading) + 1 / float(reference.n.sum())
 
 
 def psi(reading: Reading, edges: Ints, reference: Reading) -> Measured:

@@ -8,7 +8,7 @@ import numpy as np
 from monitor.core.events import Floats
 from monitor.core.intervals import Measured, normal, whole
 from monitor.core.metrics.calibration import design_effect, totals
-from monitor.core.metrics.counts import once, size
+from monitor.core.metrics.counts import logs, once, size
 from monitor.core.readings import Reading
 from monitor.core.tables import TINY
 
@@ -27,9 +27,9 @@ class Fit(NamedTuple):
 @once
 def _powers(reading: Reading) -> Floats:
     """Return 1, x and x**2 of x = logit(score) by cell, shape (3, cells); scores are clipped as the log loss does."""
-    p = np.minimum(np.maximum(reading.score, TINY), 1.0 - TINY)
-    out = np.ones((3, len(p)))
-    np.log(p / (1.0 - p), out=out[1])
+    against, towards = logs(reading)
+    out = np.ones((3, len(towards)))
+    np.subtract(towards, against, out=out[1])
     np.square(out[1], out=out[2])
     return out
 

@@ -1,7 +1,7 @@
 """How common positives are: what the outcomes say and what the scores say."""
 
 from monitor.core.intervals import Measured, normal, whole
-from monitor.core.metrics.counts import NEGATIVES, POSITIVES, outcomes, rows_of, share_of, size
+from monitor.core.metrics.counts import NEGATIVES, POSITIVES, outcomes, rows, share_of, size
 from monitor.core.readings import Reading
 
 
@@ -22,7 +22,7 @@ def mean_score(reading: Reading, _: object = None) -> Measured:
 
     How far outcomes of one cluster agree is not in the scores, so with clusters there is no interval.
     """
-    n = rows_of(reading)
+    n = rows(reading)
     value = float(reading.n @ reading.score) / n
     if reading.groups is not None:
         return Measured(value, None, None, whole(size(reading)), "clustered")

@@ -5,7 +5,7 @@ import numpy as np
 from monitor.core.events import Floats, Ints
 from monitor.core.intervals import Measured, delong, effective, logit_normal, whole, wilson
 from monitor.core.metrics.calibration import design_effect
-from monitor.core.metrics.counts import once, size
+from monitor.core.metrics.counts import classes, once, size
 from monitor.core.readings import Reading
 
 MAX_FPR = 0.1
@@ -14,16 +14,17 @@ MAX_FPR = 0.1
 
 def starts(reading: Reading) -> Ints:
     """Return the first cell of each bin: rows of one bin with different verdicts are separate cells, but tied scores."""
-    begins = np.ones(len(reading.bin), bool)
-    np.not_equal(reading.bin[1:], reading.bin[:-1], out=begins[1:])
-    return begins.nonzero()[0]
+    bins, begins = reading.bin, np.ones(len(reading.bin), bool)
+    np.not_equal(bins[1:], bins[:-1], out=begins[1:])
+    found: Ints = begins.nonzero()[0]
+    return found
 
 
 @once
 def by_bin(reading: Reading) -> Floats:
     """Return the negatives and the positives of each bin that has rows, shape (2, bins)."""
-    first = starts(reading)
-    return np.array((np.add.reduceat(reading.neg, first), np.add.reduceat(reading.pos, first)))
+    first, counts = starts(reading), classes(reading)
+    return counts if len(first) == len(reading.bin) else np.add.reduceat(counts, first, axis=1)
 
 
 @once
@@ -43,8 +44,8 @@ def roc_auc(reading: Reading, _: object = None) -> Measured | str:
     widen it by the design effect of the bias.
     """
     neg, pos = by_bin(reading)
-    classes = (float(neg.sum()), float(pos.sum()))
-    if not min(classes):
+    sides = (float(neg.sum()), float(pos.sum()))
+    if not min(sides):
         return "one_class"
     spread = None if reading.spread is None else np.add.reduceat(reading.spread[:2], starts(reading), axis=1)
     auc, variance = delong(neg, pos, spread)
@@ -53,8 +54,8 @@ def roc_auc(reading: Reading, _: object = None) -> Measured | str:
         return Measured(auc, None, None, n, effect)
     if variance > 0:
         return Measured(auc, *logit_normal(auc, variance * effect), n)
-    squares = classes if spread is None else spread.sum(axis=1).tolist()
-    pairs = min(float(effective(k, square)) for k, square in zip(classes, squares, strict=True)) / effect
+    squares = sides if spread is None else spread.sum(axis=1).tolist()
+    pairs = min(float(effective(k, square)) for k, square in zip(sides, squares, strict=True)) / effect
     return Measured(auc, *wilson(auc * pairs, pairs), n)
 
 
@@ -65,14 +66,15 @@ def partial_roc_auc(reading: Reading, _: object = None, max_fpr: float = MAX_FPR
     190-195).
     """
     fp, tp = above(reading)
-    if not min(fp[-1], tp[-1]):
+    n, p = float(fp[-1]), float(tp[-1])
+    if not min(n, p):
         return "one_class"
-    most = max_fpr * float(fp[-1])
+    most = max_fpr * n
     stop = int(fp.searchsorted(most, side="right"))
-    x, y = fp[: stop + 1] / fp[-1], tp[: stop + 1] / tp[-1]
-    y[stop] = y[stop - 1] + (y[stop] - y[stop - 1]) * (max_fpr - x[stop - 1]) / (x[stop] - x[stop - 1])
-    x[stop] = max_fpr
-    area, chance = float((x[1:] - x[:-1]) @ (y[1:] + y[:-1])) / 2, max_fpr**2 / 2
+    x, y = fp[:stop], tp[:stop]
+    (x0, x1), (y0, y1) = fp[stop - 1 : stop + 1].tolist(), tp[stop - 1 : stop + 1].tolist()
+    last = (most - x0) * (2 * y0 + (y1 - y0) * (most - x0) / (x1 - x0))
+    area, chance = (float((x[1:] - x[:-1]) @ (y[1:] + y[:-1])) + last) / (2 * n * p), max_fpr**2 / 2
     return Measured(0.5 * (1 + (area - chance) / (max_fpr - chance)), None, None, whole(size(reading)))
 
 
