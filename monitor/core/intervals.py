@@ -252,14 +252,14 @@ def no_interval(variance: float, clusters: float) -> str:
     return "clustered" if math.isnan(variance) else "few_clusters" if clusters < MIN_CLUSTERS else ""
 
 
-def placements(classes: Floats) -> tuple[Floats, Floats]:
-    """Return by bin the share of negatives below a positive there, and of positives above a negative there; ties count 1/2.
-
-    `classes` are the negatives and the positives, shape (2, bins).
+def placements(classes: Floats) -> tuple[float, Floats]:
+    """Return the area under the ROC curve and, less that, the share of positives above a negative and of negatives below a
+    positive of each bin; ties count 1/2. `classes` and the shares are for the negatives and the positives, shape (2, bins).
     """
     below = classes.cumsum(axis=1)
-    v10, v01 = (below - 0.5 * classes) / below[:, -1:]
-    return v10, 1.0 - v01
+    negatives, positives = (below - 0.5 * classes) / below[:, -1:]
+    area = float(classes[1] @ negatives) / float(below[1, -1])
+    return area, np.array(((1.0 - area) - positives, negatives - area))
 
 
 def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[float, float]:
@@ -271,19 +271,15 @@ def delong(neg: Floats, pos: Floats, spread: Floats | None = None) -> tuple[floa
     >>> delong(np.array([3.0, 1.0]), np.array([1.0, 3.0]))
     (0.75, 0.03125)
     """
-    classes = np.array((neg, pos))
-    below = classes.cumsum(axis=1)
-    n, p = below[:, -1].tolist()
-    # Of a negative it is the share of positives below it: as far from its mean as that of those above.
-    placed = (below - 0.5 * classes) / below[:, -1:]
-    auc = float(pos @ placed[0]) / p
-    square = (placed - ((auc,), (1.0 - auc,))) ** 2
+    n, p = float(neg.sum()), float(pos.sum())
+    auc, placed = placements(np.array((neg, pos)))
+    square = placed * placed
     rows_n, rows_p = (n, p) if spread is None else (effective(n, float(spread[0].sum())), effective(p, float(spread[1].sum())))
     if min(rows_n, rows_p) < 2:
         return auc, math.nan
     neg2, pos2 = (neg, pos) if spread is None else (x * (k / x.sum()) for x, k in zip(spread, (rows_n, rows_p), strict=True))
-    s10 = float(pos2 @ square[0]) / (rows_p - 1)
-    s01 = float(neg2 @ square[1]) / (rows_n - 1)
+    s10 = float(pos2 @ square[1]) / (rows_p - 1)
+    s01 = float(neg2 @ square[0]) / (rows_n - 1)
     return auc, s10 / rows_p + s01 / rows_n
 
 

@@ -222,10 +222,10 @@ def bias(reading: Reading, _: object = None) -> Measured:
     return _mean(reading, *_bias(reading), _mean_groups(reading, _SCORE))
 
 
-def _mean_loss(reading: Reading, loss: float, by_class: Floats, groups: Groups | None) -> Measured:
+def _mean_loss(reading: Reading, loss: float, by_class: Floats, groups: Groups | None, most: float) -> Measured:
     """Return the exact mean loss; its standard error reads the loss of a row off the mean score of its cell.
 
-    `by_class` is the loss of a negative and of a positive there, shape (2, cells).
+    `by_class` is the loss of a negative and of a positive there, shape (2, cells), and `most` the largest there is.
     """
     n, counts = rows(reading), classes(reading)
     first = float(np.vdot(counts, by_class)) / n
@@ -236,20 +236,22 @@ def _mean_loss(reading: Reading, loss: float, by_class: Floats, groups: Groups |
         b, a = by_class - first
         variance = max(0.0, float(pos2 @ (a * a) + neg2 @ (b * b) + 2 * (both @ (a * b)))) / (n * n)
     found = _mean(reading, loss / n, variance, groups)
-    return found if found.low is None else found._replace(low=max(0.0, found.low))
+    if found.low is None or found.high is None:
+        return found
+    return found._replace(low=max(0.0, found.low), high=min(found.high, most))
 
 
 def brier(reading: Reading, _: object = None) -> Measured:
     """Return the mean of (p - y)**2."""
     p = reading.score
-    return _mean_loss(reading, reading.losses[0], np.array((p, 1.0 - p)) ** 2, _mean_groups(reading, _BRIER))
+    return _mean_loss(reading, reading.losses[0], np.array((p, 1.0 - p)) ** 2, _mean_groups(reading, _BRIER), 1.0)
 
 
 def log_loss(reading: Reading, _: object = None) -> Measured | str:
     """Return the mean of -ln of the probability given to what happened."""
     if reading.clipped >= rows(reading):
         return "degenerate"
-    return _mean_loss(reading, reading.losses[1], -logs(reading), _mean_groups(reading, _LOG_LOSS))
+    return _mean_loss(reading, reading.losses[1], -logs(reading), _mean_groups(reading, _LOG_LOSS), math.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,25 +106,23 @@ def variances(days: Days) -> dict[str, tuple[float, int]]:
     """
     sides = days.sums @ _SIDES
     above, below = sides[:, : len(RATIOS)], sides[:, len(RATIOS) :]
-    total = below.sum(axis=0)
+    hits, total = sides.sum(axis=0).reshape(2, -1)
     total += total == 0
-    residuals = (above - above.sum(axis=0) / total * below) / total
+    residuals = (above - hits / total * below) / total
     residuals[:, _AREA] = np.nan if days.ranks is None else _area_residuals(days.ranks)
-    occupied = (below > 0).sum(axis=0)
+    occupied = np.ones(len(below)) @ (below > 0)
     found = bartlett(residuals) * (occupied / np.maximum(occupied - 1, 1))
-    return dict(zip(RATIOS, zip(found.tolist(), occupied.tolist(), strict=True), strict=True))
+    return dict(zip(RATIOS, zip(found.tolist(), map(int, occupied.tolist()), strict=True), strict=True))
 
 
 def _area_residuals(ranks: Floats) -> Floats | float:
     """Return what each day adds to the area under the ROC curve around its value, shape (days,); NaN with one class."""
     flat = ranks.reshape(len(ranks), -1)
     classes = (np.ones(len(ranks)) @ flat).reshape(2, -1)
-    n, p = classes.sum(axis=1).tolist()
-    if not min(n, p) > 0:
+    both = classes.sum(axis=1, keepdims=True)
+    if not both.all():
         return math.nan
-    v10, v01 = placements(classes)
-    area = float(classes[1] @ v10) / p
-    residuals: Floats = flat @ np.concatenate(((v01 - area) / n, (v10 - area) / p))
+    residuals: Floats = flat @ (placements(classes)[1] / both).ravel()
     return residuals
 
 

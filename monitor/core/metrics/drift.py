@@ -18,6 +18,12 @@ def counts(reading: Reading, edges: Ints) -> Floats:
 
 
 @once
+def _promised_rows(reference: Reading) -> float:
+    """Return the rows of the baseline."""
+    return float(reference.n.sum())
+
+
+@once
 def _promised(reference: Reading, edges: Ints) -> Floats:
     """Return the rows of the baseline per frozen bin."""
     return counts(reference, edges)
@@ -82,7 +88,11 @@ def _point(reading: Reading, value: float) -> Measured:
 
 def _noise(reading: Reading, reference: Reading) -> float:
     """Return 1/n + 1/m: the variance of a difference of two means of n and of m rows, in units of that of a row."""
+<<<<<<< HEAD
     return 1 / rows(reading) + 1 / float(reference.n.sum())
+=======
+    return 1 / rows(reading) + 1 / _promised_rows(reference)
+>>>>>>> f14f263 (Keep the interval of the Brier score below 1, and share placements and fits)
 
 
 def psi(reading: Reading, edges: Ints, reference: Reading) -> Measured:

@@ -8,7 +8,7 @@ import numpy as np
 from monitor.core.events import Floats
 from monitor.core.intervals import Measured, normal, whole
 from monitor.core.metrics.calibration import design_effect, totals
-from monitor.core.metrics.counts import logs, once, size
+from monitor.core.metrics.counts import classes, logs, once, size
 from monitor.core.readings import Reading
 from monitor.core.tables import TINY
 
@@ -24,25 +24,38 @@ class Fit(NamedTuple):
     slope_variance: float
 
 
-@once
-def _powers(reading: Reading) -> Floats:
-    """Return 1, x and x**2 of x = logit(score) by cell, shape (3, cells); scores are clipped as the log loss does."""
-    against, towards = logs(reading)
-    out = np.ones((3, len(towards)))
-    np.subtract(towards, against, out=out[1])
-    np.square(out[1], out=out[2])
+class Maximum(NamedTuple):
+    """The most likely intercept and slope, the probabilities there, and their information: sum n p (1 - p) of 1, x, x**2."""
+
+    intercept: float
+    slope: float
+    p: Floats
+    information: tuple[float, float, float]
+
+
+def powers(x: Floats) -> Floats:
+    """Return 1, x and x**2, shape (3, len(x))."""
+    out = np.ones((3, len(x)))
+    out[1] = x
+    np.square(x, out=out[2])
     return out
 
 
-def _newton(reading: Reading, fit: Fit, sloped: bool) -> Fit | None:
-    """Return the most likely fit, found from a first one by Newton's steps; None when they do not come to an end.
+@once
+def _powers(reading: Reading) -> Floats:
+    """Return the powers of logit(score) by cell; scores are clipped as the log loss does."""
+    against, towards = logs(reading)
+    return powers(towards - against)
+
+
+def newton(powers: Floats, n: Floats, pos: Floats, intercept: float, slope: float, sloped: bool) -> Maximum | None:
+    """Return the most likely fit of positives among n, found from a first one by Newton's steps; None when they do not end.
 
     Not `sloped` the slope stays what it is. Half a step is taken back where it went so far past the maximum that the
     likelihood falls behind it at more than half the rate at which it rose before.
     """
-    powers, n, pos = _powers(reading), reading.n, reading.pos
     x, columns = powers[1], powers[: 1 + sloped]
-    a, b, da, db, rise = fit.intercept, fit.slope, 0.0, 0.0, math.inf
+    a, b, da, db, rise = intercept, slope, 0.0, 0.0, math.inf
     for _ in range(STEPS):
         mu = 0.5 * np.tanh((0.5 * b) * x + 0.5 * a) + 0.5  # the logistic function in a form that cannot overflow
         expected = n * mu
@@ -60,13 +73,19 @@ def _newton(reading: Reading, fit: Fit, sloped: bool) -> Fit | None:
         a, b, rise = a + da, b + db, ga * da + gb * db
         # A step leaves at most half its square, so this is right to 5e-7 at logits up to 8.
         if abs(da) + 8 * abs(db) < 1e-3:
-            return Fit(a, b, *_variances(reading, mu, (h0, h1, h2), sloped))
+            return Maximum(a, b, mu, (h0, h1, h2))
     return None
 
 
-def _variances(reading: Reading, mu: Floats, h: tuple[float, float, float], sloped: bool) -> tuple[float, float]:
-    """Return the variances of intercept and slope: the inverse of the information `h`, of weighted rows between two of it."""
-    h0, h1, h2 = h
+def _fit(reading: Reading, intercept: float, slope: float, sloped: bool) -> Fit | str:
+    """Return the fit with its variances, or why there is none."""
+    found = newton(_powers(reading), reading.n, reading.pos, intercept, slope, sloped)
+    return "no_fit" if found is None else Fit(found.intercept, found.slope, *_variances(reading, found, sloped))
+
+
+def _variances(reading: Reading, found: Maximum, sloped: bool) -> tuple[float, float]:
+    """Return the variances of intercept and slope: the inverse of the information, of weighted rows between two of it."""
+    mu, (h0, h1, h2) = found.p, found.information
     det = h0 * h2 - h1 * h1
     if reading.spread is None:
         return h2 / det, h0 / det if sloped else 0.0
@@ -86,7 +105,7 @@ def fit_offset(reading: Reading) -> Fit | str:
         return "degenerate"
     odds = max(expected, TINY) / max(n - expected, TINY)
     first = math.log(k / (n - k) / odds)  # were all scores alike, that would be it
-    return _newton(reading, Fit(first, 1.0, 0.0, 0.0), sloped=False) or "no_fit"
+    return _fit(reading, first, 1.0, sloped=False)
 
 
 @once
@@ -98,10 +117,11 @@ def fit_line(reading: Reading) -> Fit | str:
     first = fit_offset(reading)
     if isinstance(first, str):
         return first
-    pos, neg = reading.bin[reading.pos > 0], reading.bin[reading.neg > 0]
-    if pos[0] >= neg[-1] or neg[0] >= pos[-1]:
+    there, bins = classes(reading) > 0, reading.bin
+    (neg, pos), (last_neg, last_pos) = bins[there.argmax(axis=1)], bins[::-1][there[:, ::-1].argmax(axis=1)]
+    if pos >= last_neg or neg >= last_pos:
         return "separable"
-    return _newton(reading, first, sloped=True) or "no_fit"
+    return _fit(reading, first.intercept, 1.0, sloped=True)
 
 
 def _measured(reading: Reading, value: float, variance: float) -> Measured:
