@@ -10,9 +10,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from monitor.core.detectors import CAP, DETECTORS, HIGH_CONFIDENCE, NO_EVIDENCE, Evidence
+from monitor.core.detectors import CAP, DETECTORS, NO_EVIDENCE, Evidence
 from monitor.core.events import Floats
 from monitor.core.intervals import Measured, normal
+from monitor.core.metrics.confusion import errors
 from monitor.core.metrics.counts import FN, FP, ROLE, TN, TP, outcomes
 from monitor.core.metrics.drift import psi_of
 from monitor.core.readings import LabelRule, Reading, mature, scored
@@ -55,9 +56,9 @@ def _places(misses: Floats, hits: Floats) -> Callable[[Reading], tuple[float, fl
 
 def _sure(reading: Reading) -> tuple[float, float]:
     """Return how many rows with max(p, 1 - p) >= .8 were of the class that was likelier, and of the other."""
-    high, low = reading.score >= HIGH_CONFIDENCE, 1.0 - reading.score >= HIGH_CONFIDENCE
-    right, wrong = (a[high].sum() + b[low].sum() for a, b in ((reading.pos, reading.neg), (reading.neg, reading.pos)))
-    return float(right), float(wrong)
+    wrong, high = errors(reading)
+    of, missed = float(reading.n[high].sum()), float(wrong[high].sum())
+    return of - missed, missed
 
 
 def _calibration(sides: Sides) -> Contrast:

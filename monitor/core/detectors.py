@@ -9,18 +9,20 @@ information of the day and lr the long-run variance of the daily effect in the b
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from monitor.core.events import FLAG, NONE, PASS, Floats
-from monitor.core.intervals import Measured, delong, normal
+from monitor.core.intervals import Measured, delong, normal, placements
 from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.metrics.confusion import errors
 from monitor.core.metrics.counts import FN, FP, NEGATIVES, POSITIVES, ROLE, TN, TP, outcomes
 from monitor.core.metrics.drift import counts, psi_of
+from monitor.core.metrics.fit import newton, powers
 from monitor.core.readings import LabelRule, Reading, baseline, mature, scored
 from monitor.core.tables import BINS, EDGES, GROUPS, Table, total
 
@@ -35,7 +37,6 @@ COARSE = 256
 MIN_DAYS, LEARN_DAYS, FEW_DAYS = 14, 28, 60
 """With fewer baseline days than the first the long-run variance is learnt from so many live days; with fewer than the last
 it is raised by half, because its estimate is noisy."""
-HIGH_CONFIDENCE = 0.8
 CAP = 5.0
 """Evidence of a slice is kept at most so far above what fires, in nats."""
 
@@ -51,8 +52,8 @@ _TILTS = np.array([0.05, 0.15, 0.35, 0.75])
 
 Bins = tuple[Floats, Floats, Floats]
 """Rows, logit of the mean score and positives by coarse bin."""
-Step = tuple[Floats, Floats, Floats]
-"""Score and its variance by kind of daily effect, and the log e-value by alternative."""
+Score = tuple[Floats, Floats]
+"""Score and its variance by kind of daily effect."""
 Trials = Callable[[Reading], tuple[float, float]]
 """How many hits and how many trials a reading has."""
 
@@ -123,17 +124,19 @@ class Evidence:
 class Detector:
     """One kind of sequential test.
 
-    `about` says whose outcomes it needs, as in `metrics.Metric`, `decided` whether verdicts. `freeze(whole, days, of, paired)`
-    returns the promise of the readings of a baseline (`of`: the null of the slice `all`) or a reason, `arm(null, tolerance)`
-    makes a band of it. `step(reading, null)` returns the score S and its variance V by kind of daily effect (S / V is the effect
-    of the day, 1 / V its sampling variance) and the log e-value by alternative; None where it has no trials.
+    `about` says whose outcomes it needs, as in `metrics.Metric`, `decided` whether verdicts. `freeze(whole, days, of)` returns
+    the promise of the readings of a baseline (`of`: the null of the slice `all`) or a reason, `arm(null, tolerance)`
+    makes a band of it. `score(reading, null)` returns the score S and its variance V by kind of daily effect (S / V is the effect
+    of the day, 1 / V its sampling variance), None without trials; where there are some `gains(reading, null)` returns the log
+    e-value by alternative.
     """
 
     basis: str
     help: str
-    freeze: Callable[[Reading, Iterable[Reading], Null | None, bool], Null | str]
+    freeze: Callable[[Reading, Sequence[Reading], Null | None], Null | str]
     arm: Callable[[Null, float], Null]
-    step: Callable[[Reading, Null], Step | None]
+    score: Callable[[Reading, Null], Score | None]
+    gains: Callable[[Reading, Null], Floats]
     effect: Callable[[Reading, Null], Measured | str]
     tolerance: float = TOLERANCE
     decided: bool = False
@@ -160,6 +163,7 @@ def _outcome_counts(reading: Reading) -> tuple[Floats, Floats]:
     return reading.neg**2 / np.where(neg2 > 0, neg2, 1.0), reading.pos**2 / np.where(pos2 > 0, pos2, 1.0)
 
 
+@functools.lru_cache(maxsize=64)  # the days of a slice of the baseline are read twice
 def _bins(reading: Reading) -> Bins:
     """Return rows, logit of the mean score and positives of the occupied coarse bins."""
     neg, pos = _outcome_counts(reading)
@@ -190,34 +194,23 @@ def binned_evidence(
     return gain
 
 
-def _platt(n: Floats, z: Floats, pos: Floats) -> Floats:
-    """Return a, b of the logistic regression of the outcomes on z (Platt 1999), by Newton's method from a slope of 0."""
-    base = (pos.sum() + 0.5) / (n.sum() + 1.0)
-    x, beta = np.stack((np.ones_like(z), z)), np.array([_logit(base), 0.0])
-    for _ in range(25):
-        p = _expit(np.clip(beta @ x, -_LIMIT, _LIMIT))
-        # A little ridge keeps separable outcomes finite.
-        change = np.linalg.solve((x * (n * p * (1 - p))) @ x.T + 1e-6 * np.eye(2), x @ (pos - n * p))
-        beta = beta + np.clip(change, -2.0, 2.0)
-        if np.abs(change).max() < 1e-9:
-            break
-    return beta
+def _platt(bins: Bins) -> Floats:
+    """Return a, b of the logistic regression of the outcomes on z (Platt 1999); b = 1 where no slope fits best."""
+    n, z, pos = bins
+    a, _ = _offset(bins)
+    found = newton(powers(z), n, pos, a, 1.0, sloped=True)
+    return np.array((a, 1.0) if found is None else (found.intercept, found.slope))
 
 
-def _offset(n: Floats, z: Floats, pos: Floats) -> tuple[float, float]:
+def _offset(bins: Bins) -> tuple[float, float]:
     """Return the offset that fits the outcomes best at fixed slope 1, and its information.
 
     Half a positive and half a negative at offset 0 are added, so that it is finite when there is one class.
     """
-    a = 0.0
-    for _ in range(25):
-        p, own = _expit(z + a), float(_expit(a))
-        v = float(n @ (p * (1 - p))) + own * (1 - own)
-        change = min(max((float((pos - n * p).sum()) + 0.5 - own) / v, -1.0), 1.0)
-        a += change
-        if abs(change) < 1e-9:
-            break
-    return a, v
+    n, z, pos = (np.append(x, more) for x, more in zip(bins, (1.0, 0.0, 0.5), strict=True))
+    found = newton(powers(z), n, pos, 0.0, 1.0, sloped=False)
+    assert found is not None
+    return found.intercept, found.information[0]
 
 
 def _on(line: Floats, z: Floats) -> Floats:
@@ -258,37 +251,40 @@ def _rejects(days: Sequence[Bins], line: Floats) -> bool:
     return found > ((m + 1) * (0.001 ** (-2 / m) - 1) if m + 2 >= MIN_DAYS else -2 * math.log(0.001))
 
 
-def _freeze_calibration(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+def _freeze_calibration(whole: Reading, days: Sequence[Reading], of: Null | None) -> Null | str:
     """Return the promise that scores are honest, unless the baseline itself rejects that: then its Platt map.
 
-    A slice is promised what `all` is, unless it rejects that. `paired`: what the other version's scores were off by.
+    A slice is promised what `all` is, unless it rejects that.
     """
-    n, z, pos = bins = _bins(whole)
+    n, z, _ = bins = _bins(whole)
     if not len(n):
         return "no_labels"
     line, variance = np.array([0.0, 1.0]) if of is None else of.about[0], 0.0 if of is None else of.variance
-    if paired:
-        a, v = _offset(n, z, pos)
-        line, variance = np.array([a, 1.0]), 1.0 / v
-    elif _rejects([b for b in map(_bins, days) if len(b[0])], line):
-        line = _platt(n, z, pos)
+    # A day without outcomes rejects nothing.
+    if _rejects([day for day in map(_bins, days) if len(day[0])], line):
+        line = _platt(bins)
         variance = 1.0 / _off(bins, line)[1]
     return Null(float(_logit(_expit(_on(line, z)) @ n / n.sum())), variance, (line,))
 
 
-def _step_calibration(reading: Reading, null: Null) -> Step | None:
-    n, z, pos = bins = _bins(reading)
-    if not len(n):
+def _score_calibration(reading: Reading, null: Null) -> Score | None:
+    bins = _bins(reading)
+    if not len(bins[0]):
         return None
-    (line,), (s, v) = null.about, _off(bins, null.about[0])
-    return np.array([s]), np.array([v]), binned_evidence(n, _on(line, z), pos, null.promise, GRID, null.tolerance)
+    s, v = _off(bins, null.about[0])
+    return np.array([s]), np.array([v])
+
+
+def _gains_calibration(reading: Reading, null: Null) -> Floats:
+    n, z, pos = _bins(reading)
+    return binned_evidence(n, _on(null.about[0], z), pos, null.promise, GRID, null.tolerance)
 
 
 def _effect_calibration(reading: Reading, null: Null) -> Measured | str:
     n, z, pos = _bins(reading)
     if not len(n):
         return "no_labels"
-    value, v = _offset(n, _on(null.about[0], z), pos)
+    value, v = _offset((n, _on(null.about[0], z), pos))
     return Measured(value, *normal(value, null.size / v), round(n.sum()))
 
 
@@ -310,8 +306,8 @@ def _flagged(reading: Reading) -> tuple[float, float]:
 
 def _wrong_though_sure(reading: Reading) -> tuple[float, float]:
     """Return how many rows with max(p, 1 - p) >= .8 were of the other class, and how many there are."""
-    high, low = reading.score >= HIGH_CONFIDENCE, 1.0 - reading.score >= HIGH_CONFIDENCE
-    return float(reading.neg[high].sum() + reading.pos[low].sum()), float(reading.n[high | low].sum())
+    wrong, high = errors(reading)
+    return float(wrong[high].sum()), float(reading.n[high].sum())
 
 
 def _rate(
@@ -320,7 +316,7 @@ def _rate(
     """Return the Bernoulli test of a share of hits among trials, on a grid of higher (up), lower (down) or both alternatives."""
     signs = np.array({"down": [-1.0], "up": [1.0], "both": [-1.0, 1.0]}[side])[:, None]
 
-    def freeze(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+    def freeze(whole: Reading, days: Sequence[Reading], of: Null | None) -> Null | str:
         k, m = trials(whole)
         if not m:
             return undefined
@@ -333,12 +329,15 @@ def _rate(
         gains = np.stack((np.log(q / p).ravel(), np.log((1 - q) / (1 - p)).ravel()))
         return replace(null, gains=gains, points=gains.shape[-1], tolerance=tolerance)
 
-    def step(reading: Reading, null: Null) -> Step | None:
+    def score(reading: Reading, null: Null) -> Score | None:
         k, m = trials(reading)
-        if not m:
-            return None
         r = null.promise
-        return np.array([k - m * r]), np.array([m * r * (1 - r)]), k * null.gains[0] + (m - k) * null.gains[1]
+        return (np.array([k - m * r]), np.array([m * r * (1 - r)])) if m else None
+
+    def gains(reading: Reading, null: Null) -> Floats:
+        k, m = trials(reading)
+        found: Floats = k * null.gains[0] + (m - k) * null.gains[1]
+        return found
 
     def effect(reading: Reading, null: Null) -> Measured | str:
         k, m = trials(reading)
@@ -350,73 +349,87 @@ def _rate(
         value = float(_logit(r) - _logit(null.promise))
         return Measured(value, *normal(value, null.size / (m * r * (1 - r))), round(m))
 
-    return Detector(basis, help, freeze, arm, step, effect, decided=decided, about=about)
+    return Detector(basis, help, freeze, arm, score, gains, effect, decided=decided, about=about)
 
 
-def _classes(reading: Reading) -> Floats:
-    """Return negatives and positives by coarse bin, shape (2, COARSE)."""
+class Placed(NamedTuple):
+    """Negatives and positives by coarse bin and their sums, and what `placements` says of them."""
+
+    classes: Floats
+    negatives: float
+    positives: float
+    area: float
+    around: Floats
+
+
+@functools.lru_cache(maxsize=64)
+def _placed(reading: Reading) -> Placed | None:
+    """Return where the classes are placed, None without one of them."""
     at = _COARSE_OF[reading.bin]
-    return np.stack((np.bincount(at, reading.neg, COARSE), np.bincount(at, reading.pos, COARSE)))
+    classes = np.array([np.bincount(at, x, COARSE) for x in (reading.neg, reading.pos)])
+    n, p = classes.sum(axis=1).tolist()
+    return Placed(classes, n, p, *placements(classes)) if n and p else None
 
 
-def _placed(neg: Floats, pos: Floats) -> tuple[Floats, float, float, float]:
-    """Return the placement of each bin among the negatives, the mean of positives, and what each class adds to its variance."""
-    n, p = float(neg.sum()), float(pos.sum())
-    below, above = (neg.cumsum() - 0.5 * neg) / n, (pos.cumsum() - 0.5 * pos) / p
-    auc = float(pos @ below) / p
-    by_pos, by_neg = float(pos @ (below - auc) ** 2) / (p * p), float(neg @ (1.0 - above - auc) ** 2) / (n * n)
-    return below, auc, by_pos, by_neg
-
-
-def _freeze_auc(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+def _freeze_auc(whole: Reading, days: Sequence[Reading], of: Null | None) -> Null | str:
     """Return the area of all days and, as evidence is taken within days, that of positives among negatives of their day."""
-    neg, pos = _classes(whole)
-    if not neg.any() or not pos.any():
-        return "one_class"
-    _, auc, by_pos, by_neg = _placed(neg, pos)
-    pairs = [(float(p.sum()), _placed(n, p)[1]) for n, p in map(_classes, days) if n.any() and p.any()]
-    if not pairs:
+    found = _placed(whole)
+    pairs = [(day.positives, day.area) for day in map(_placed, days) if day is not None]
+    if found is None or not pairs:
         return "one_class"
     rows, within = np.array(pairs).T
-    around = max(by_pos * float(pos.sum()), 1e-4), max(by_neg * float(neg.sum()), 1e-4)
-    return Null(auc, around[0] / float(pos.sum()) + around[1] / float(neg.sum()), (float(rows @ within / rows.sum()), around))
+    n, p = found.negatives, found.positives
+    around_neg, around_pos = np.maximum((found.classes * found.around**2).sum(axis=1) / (n, p), 1e-4).tolist()
+    return Null(found.area, around_pos / p + around_neg / n, (float(rows @ within / rows.sum()), (around_pos, around_neg)))
 
 
 def _arm_auc(null: Null, tolerance: float) -> Null:
     return replace(null, points=len(_BETS), tolerance=tolerance)
 
 
-def _step_auc(reading: Reading, null: Null) -> Step | None:
+def _shares(placed: Placed, null: Null) -> tuple[float, float]:
+    """Return what positives and negatives add to the variance of the area."""
+    around_pos, around_neg = null.about[1]
+    return around_pos / placed.positives, around_neg / placed.negatives
+
+
+def _score_auc(reading: Reading, null: Null) -> Score | None:
+    placed = _placed(reading)
+    if placed is None:
+        return None
+    v = 1.0 / sum(_shares(placed, null))
+    return np.array([(placed.area - null.about[0]) * v]), np.array([v])
+
+
+def _gains_auc(reading: Reading, null: Null) -> Floats:
     """Return the gains of bets that positives are placed lower among the negatives of their day than the band says.
 
     1 + lambda (m - v) has a mean of at most 1 when that of v in [0, 1] is at least m, and is positive for lambda < 1 / (1 - m).
     Waudby-Smith and Ramdas, JRSS B 86 (2024), 1-27. All positives share the day's negatives, whose part of the variance of the
     mean placement (DeLong) divides the gains as a shock of the day does.
     """
-    neg, pos = _classes(reading)
-    if not neg.any() or not pos.any():
-        return None
-    placement, auc, _, _ = _placed(neg, pos)
-    within, (around_pos, around_neg) = null.about
-    by_pos, by_neg = around_pos / float(pos.sum()), around_neg / float(neg.sum())
+    placed = _placed(reading)
+    assert placed is not None
+    pos, within = placed.classes[1], null.about[0]
     m = min(max(within - null.tolerance, 0.0), 1.0 - 1e-3)
     there = pos > 0
-    gains = pos[there] @ np.log1p(np.outer(m - placement[there], _BETS / (1 - m)))
-    v = 1.0 / (by_pos + by_neg)
-    return np.array([(auc - within) * v]), np.array([v]), gains * (by_pos * v)
+    gains = pos[there] @ np.log1p(np.outer(m - placed.area - placed.around[1][there], _BETS / (1 - m)))
+    by_pos, by_neg = _shares(placed, null)
+    found: Floats = gains * (by_pos / (by_pos + by_neg))
+    return found
 
 
 def _effect_auc(reading: Reading, null: Null) -> Measured | str:
-    neg, pos = _classes(reading)
-    if not neg.any() or not pos.any():
+    placed = _placed(reading)
+    if placed is None:
         return "one_class"
-    auc, variance = delong(neg, pos)
-    rows = round(neg.sum() + pos.sum())
+    auc, variance = delong(*placed.classes)
+    rows = round(placed.negatives + placed.positives)
     value = auc - null.promise
     return Measured(value, *normal(value, null.size * variance), rows) if variance > 0 else Measured(value, None, None, rows)
 
 
-def _freeze_drift(whole: Reading, days: Iterable[Reading], of: Null | None, paired: bool) -> Null | str:
+def _freeze_drift(whole: Reading, days: Sequence[Reading], of: Null | None) -> Null | str:
     """Return the baseline's shares of its calibration bins, and the two directions in which they are tilted.
 
     The directions are normal scores of the mid-ranks (location: a tilt by t moves normal scores by t standard deviations) and
@@ -456,11 +469,16 @@ def _arm_drift(null: Null, tolerance: float) -> Null:
     return replace(null, gains=gains, points=len(gains), tolerance=tolerance)
 
 
-def _step_drift(reading: Reading, null: Null) -> Step | None:
+def _score_drift(reading: Reading, null: Null) -> Score | None:
     edges, _, _, directions = null.about
     rows = counts(reading, edges)
     n = rows.sum()
-    return (directions @ rows, np.full(len(directions), n), null.gains @ rows) if n else None
+    return (directions @ rows, np.full(len(directions), n)) if n else None
+
+
+def _gains_drift(reading: Reading, null: Null) -> Floats:
+    found: Floats = null.gains @ counts(reading, null.about[0])
+    return found
 
 
 def _effect_drift(reading: Reading, null: Null) -> Measured | str:
@@ -478,7 +496,8 @@ DETECTORS: Mapping[str, Detector] = {
         "Outcomes against scores, intercept and slope.",
         _freeze_calibration,
         lambda null, tolerance: replace(null, points=len(GRID), tolerance=tolerance),
-        _step_calibration,
+        _score_calibration,
+        _gains_calibration,
         _effect_calibration,
         about="seen",
     ),
@@ -495,7 +514,7 @@ DETECTORS: Mapping[str, Detector] = {
         "Share of the rows with max(p, 1 - p) >= .8 that were of the other class, higher than promised.",
         _wrong_though_sure,
         "up",
-        "low_n",
+        "no_high_confidence",
         decided=False,
     ),
     "roc_auc": Detector(
@@ -503,7 +522,8 @@ DETECTORS: Mapping[str, Detector] = {
         "Positives placed lower among the negatives of their day than promised.",
         _freeze_auc,
         _arm_auc,
-        _step_auc,
+        _score_auc,
+        _gains_auc,
         _effect_auc,
         tolerance=0.01,
     ),
@@ -518,7 +538,8 @@ DETECTORS: Mapping[str, Detector] = {
         "Scores against those of the baseline, tilted in location or spread.",
         _freeze_drift,
         _arm_drift,
-        _step_drift,
+        _score_drift,
+        _gains_drift,
         _effect_drift,
         tolerance=0.05,
     ),
@@ -550,6 +571,9 @@ def _long_run(moments: Floats) -> tuple[Floats, Floats]:
     return np.where(dispersion > limit, found * (1.5 if days < FEW_DAYS else 1.0), 0.0), dispersion
 
 
+_BASES = ("mature", "scored")
+
+
 @functools.lru_cache(maxsize=128)
 def _mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
     """Return the mature reading of a day; all detectors of a day read the same ones."""
@@ -561,9 +585,9 @@ def _read(detector: Detector, table: Table, rules: tuple[LabelRule, ...]) -> Rea
     return _mature(table, rules) if detector.basis == "mature" else scored(table)
 
 
-def _promised(detector: Detector, table: Table, threshold: float | None) -> Reading:
-    """Return a day of the baseline as the detector sees it under the threshold."""
-    if detector.basis == "mature":
+def _promised(basis: str, table: Table, threshold: float | None) -> Reading:
+    """Return a day of the baseline as detectors of a basis see it under the threshold."""
+    if basis == "mature":
         return baseline(table, threshold)
     reading = scored(table)
     if threshold is None:
@@ -609,46 +633,50 @@ def nulls(
     rules: tuple[LabelRule, ...],
     outcomes: bool = True,
     live: Mapping[int, Table] | None = None,
-    paired: bool = False,
 ) -> Nulls:
     """Return what each detector expects, from the day tables of a baseline by slice, under a threshold.
 
     `outcomes`: whether the baseline promises any; `live`: mature live days of `all`, from which the long-run variances are
-    learnt when the baseline has fewer than 14 days. `paired`: the days are another version's tables of the very day that will be
-    looked at, as served; shocks of the day then cancel, and what is left open is how few rows they are.
+    learnt when the baseline has fewer than 14 days. Slices have shocks of their own: one that shows them over as many days has
+    its own variance where that is larger than that of `all`.
     """
     tables = {part: [t for _, t in sorted(of.items()) if t.n] for part, of in days.items()}
     whole = {part: total(of) for part, of in tables.items() if of}
     every = tables.get("all", [])
     learnt = every if len(every) >= MIN_DAYS else [t for _, t in sorted((live or {}).items())[:LEARN_DAYS]]
-    enough = paired or learnt is every or len(learnt) == LEARN_DAYS
+    enough = learnt is every or len(learnt) == LEARN_DAYS
     clusters = _cluster_sizes(every)
-    by: dict[str, Mapping[str, Null]] = {}
-    reasons: dict[str, str] = {}
+    reasons = {
+        name: reason
+        for name, detector in DETECTORS.items()
+        if (reason := _not_looking(detector, outcomes, bool(every), threshold is not None, clusters, enough))
+    }
+    by: dict[str, dict[str, Null]] = {name: {} for name in DETECTORS}
     dispersion: dict[str, float] = {}
-    for name, detector in DETECTORS.items():
-
-        def promised(table: Table, detector: Detector = detector) -> Reading:
-            return _read(detector, table, rules) if paired else _promised(detector, table, threshold)
-
-        def frozen(part: str, of: Null | None, detector: Detector = detector) -> Null | str:
-            reading = promised(whole[part])
-            return _unusable(detector, reading) or detector.freeze(reading, map(promised, tables[part]), of, paired)
-
-        reason = _not_looking(detector, outcomes, bool(every), paired or threshold is not None, clusters, enough)
-        null = reason or frozen("all", None)
-        if isinstance(null, str):
-            reasons[name] = null
-            continue
-        null = replace(null, size=clusters[0])
-        if not paired:
-            readings = map(promised, every) if learnt is every else (_read(detector, t, rules) for t in learnt)
-            lr, pearson = _long_run(_moments(detector, detector.arm(null, detector.tolerance), readings))
-            null, dispersion[name] = replace(null, lr=lr), float(pearson.max())
-        of = {part: frozen(part, null) for part in whole if part != "all"}
-        found = {"all": null} | {p: replace(x, size=null.size, lr=null.lr) for p, x in of.items() if not isinstance(x, str)}
-        by[name] = {p: detector.arm(x, _tolerance(detector, x, len(tables[p]), paired)) for p, x in found.items()}
-    return Nulls(by, reasons, {name: float(of["all"].lr.max()) for name, of in by.items()}, dispersion)
+    for part in ("all", *(p for p in whole if p != "all")) if every else ():
+        promised = {basis: [_promised(basis, t, threshold) for t in (whole[part], *tables[part])] for basis in _BASES}
+        for name, detector in DETECTORS.items():
+            if name in reasons:
+                continue
+            (reading, *single), of = promised[detector.basis], by[name].get("all")
+            null = _unusable(detector, reading) or detector.freeze(reading, single, of)
+            if isinstance(null, str):
+                if of is None:
+                    reasons[name] = null
+                continue
+            null = replace(null, size=clusters[0])
+            if of is None:
+                live_days = single if learnt is every else [_read(detector, t, rules) for t in learnt]
+                lr, pearson = _long_run(_moments(detector, null, live_days))
+                dispersion[name] = float(pearson.max())
+            elif len(single) >= MIN_DAYS:
+                lr = np.maximum(of.lr, _long_run(_moments(detector, null, single))[0])
+            else:
+                lr = of.lr
+            null = replace(null, lr=lr)
+            by[name][part] = detector.arm(null, _tolerance(detector, null, len(single)))
+    found = {name: of for name, of in by.items() if of}
+    return Nulls(found, reasons, {name: float(of["all"].lr.max()) for name, of in found.items()}, dispersion)
 
 
 def _not_looking(
@@ -663,19 +691,19 @@ def _not_looking(
     return "clustered" if clusters[1] > 2 * clusters[0] else "" if enough else "learning"
 
 
-def _moments(detector: Detector, null: Null, readings: Iterable[Reading]) -> Floats:
+def _moments(detector: Detector, null: Null, readings: Sequence[Reading]) -> Floats:
     """Return S and V of each day that has trials, per row of a cluster, shape (2, days, kinds)."""
-    steps = [detector.step(reading, null) for reading in readings if not _unusable(detector, reading)]
-    there = [(s, v) for s, v, _ in filter(None, steps)]
+    scores = (detector.score(reading, null) for reading in readings if not _unusable(detector, reading))
+    there = [score for score in scores if score is not None]
     return np.array(there).swapaxes(0, 1) / null.size if there else np.zeros((2, 0, 1))
 
 
-def _tolerance(detector: Detector, null: Null, days: int, paired: bool) -> float:
+def _tolerance(detector: Detector, null: Null, days: int) -> float:
     """Return the half-width of the band: what does not matter, and two standard errors of a promise that was estimated.
 
     For one look the error of the promise is part of phi; what remains is that it is the same at every look.
     """
-    if paired or not null.variance:
+    if not null.variance:
         return detector.tolerance
     return math.hypot(detector.tolerance, 2 * math.sqrt(null.variance * null.size + float(null.lr.max()) / days))
 
@@ -703,10 +731,10 @@ def look(
         if table is None or not len(table.cells):
             continue
         reading = _read(detector, table, rules)
-        found = None if _unusable(detector, reading) else detector.step(reading, null)
+        found = None if _unusable(detector, reading) else detector.score(reading, null)
         if found is None:
             continue
-        _, v, gains = found
+        v, gains = found[1], detector.gains(reading, null)
         phi = null.size + np.repeat(v * (null.lr + null.variance * null.size), len(gains) // len(v))
         log[part] = np.minimum(np.logaddexp(0.0, log[part]) + gains / phi, log_a + CAP - math.log(weights[part]))
         seen = 1

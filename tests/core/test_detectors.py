@@ -423,24 +423,38 @@ def test_a_trifle_of_drift():
     assert _fires("score_drift", effect("score_drift", total(days), expected, RULES).value)
 
 
-def test_against_another_version():
-    """The tables of another version on the same day as null: shocks of the day cancel, and a worse version is found in days."""
-    world, rng = _flights(), np.random.default_rng(12)
-    shocks = _shocks(rng, 60, 0.6, 0.5)
+def test_slices_have_shocks_of_their_own():
+    """A slice whose days differ more than those of all keeps its own variance, unless it has too few days to show it."""
+    world, rng = _flights(), np.random.default_rng(13)
+    own = world.days(rng, 60, 2_000, _shocks(rng, 60, 0.5, 0.0))
+    calm = world.days(rng, 60, 2_000)
+    few = {d: t for d, t in own.items() if d < 13}
+    days = {"all": world.days(rng, 60, 20_000), "own": own, "calm": calm, "few": few}
+    lr = {part: float(null.lr[0]) for part, null in nulls(days, 0.25, RULES).by["calibration"].items()}
+    assert lr["all"] == lr["calm"] == lr["few"] == 0.0
+    assert 0.12 < lr["own"] < 0.4
+    shaken = nulls(days | {"all": world.days(rng, 60, 20_000, _shocks(rng, 60, 0.8, 0.0))}, 0.25, RULES).by["calibration"]
+    assert {float(null.lr[0]) for null in shaken.values()} == {float(shaken["all"].lr[0])}
 
-    def fold(name, changed, days, offset=0.0):
-        evidence = None
-        for day in range(days):
-            live, canary = world.day(rng, 19_000, shocks[day]), changed.day(rng, 1_000, shocks[day] + offset)
-            expected = nulls({"all": {day: live}}, None, RULES, paired=True)
-            evidence = look(name, evidence, day, {"all": canary}, expected, RULES, A)
-        return log_evidence(evidence)
 
-    broken = World(_expit(np.repeat(world.logit, np.rint(world.share * 1e5).astype(int)) + 1.0), 0.25)
+def test_a_slice_that_nobody_promised():
+    """A slice that is not in the baseline, or there without outcomes or confident scores, is left out with a reason."""
+    world, rng = _flights(), np.random.default_rng(14)
+    timid = World(np.full(10, 0.5), 0.25)
+    days = {"all": world.days(rng, 20, 500), "some": world.days(rng, 20, 500), "timid": timid.days(rng, 20, 500)}
+    unknown = np.zeros(1, CELL)
+    unknown["bin"], unknown["n_none"], unknown["p_none"] = 1_000, 5, 2.0
+    days["some"][3] = Table(unknown, np.zeros((3, 5)))
+    days["none"] = dict.fromkeys(range(20), days["some"][3])
+    expected = nulls(days, 0.25, RULES)
+    assert set(expected.by["calibration"]) == {"all", "some", "timid"}
+    tables = {part: world.day(rng, 500) for part in ("all", "new", "none")}
     for name in DETECTORS:
-        assert fold(name, world, 60) < A, name
-    for name, days in {"score_drift": 2, "flagged_share": 2, "calibration": 3, "precision": 5}.items():
-        assert fold(name, broken, days, -1.0) >= A, name
+        assert set(look(name, None, 20, tables, expected, RULES, A).log) == set(expected.by[name])
+        assert effect(name, tables["new"], expected, RULES, "new") == "no_baseline"
+    sure = "high_confidence_errors"
+    assert "timid" not in expected.by[sure]
+    assert effect(sure, days["timid"][0], expected, RULES) == "no_high_confidence"
 
 
 def test_threshold():
