@@ -10,7 +10,8 @@ import numpy as np
 
 from monitor.core.events import Floats
 from monitor.core.intervals import LEVEL, Measured, bartlett, placements, quantile, student
-from monitor.core.metrics.calibration import CALIBRATION_LEVEL, bias_variance
+from monitor.core.metrics.calibration import CALIBRATION_LEVEL, bias_variance, totals
+from monitor.core.metrics.confusion import errors
 from monitor.core.metrics.counts import outcomes, roles, rows
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS
@@ -25,9 +26,10 @@ _RANKS = ((BINS - 1) >> _COARSE) + 1
 Expected = tuple[float | None, float | None, float | None]
 """`expect_low`, `expect_high` and `design_effect` of an estimate."""
 
-_ROWS, _SCORE, _BRIER, _LOG_LOSS, _TN, _FP, _NEG, _FN, _TP, _POS, _PASSED, _FLAGGED = np.eye(12)
+_ROWS, _SCORE, _SPREAD, _BRIER, _LOG_LOSS = np.eye(15)[:5]
+_TN, _FP, _NEG, _FN, _TP, _POS, _PASSED, _FLAGGED, _SURE, _WRONG = np.eye(15)[5:]
 _Y = _FN + _TP + _POS
-NOTHING = np.zeros(12)
+NOTHING = np.zeros(15)
 """The sums of a day without rows."""
 
 
@@ -45,6 +47,8 @@ RATIOS: dict[str, Ratio] = {
     "prevalence": Ratio(_Y, _ROWS),
     "majority_share": Ratio(_Y, _ROWS),  # the share of one class varies as that of the other does
     "bias": Ratio(_SCORE - _Y, _ROWS, odds=False),
+    "offset": Ratio(_Y - _SCORE, _SPREAD, odds=False),  # the first step of the fit, of the same design effect
+    "high_confidence_error_share": Ratio(_WRONG, _SURE),
     "brier": Ratio(_BRIER, _ROWS, odds=False),
     "log_loss": Ratio(_LOG_LOSS, _ROWS, odds=False),
     "roc_auc": Ratio(_Y, _ROWS),  # no ratio: `variances` puts another number in the place of this one
@@ -53,20 +57,22 @@ RATIOS: dict[str, Ratio] = {
     "f1": Ratio(2 * _TP, 2 * _TP + _FP + _FN),
     "fpr": Ratio(_FP, _FP + _TN),
     "accuracy": Ratio(_TP + _TN, _TP + _TN + _FP + _FN),
+    "balanced_accuracy": Ratio(_TP, _TP + _FN, odds=False),  # likewise, made of recall and fpr
 }
 _SIDES = np.stack([r.above for r in RATIOS.values()] + [r.below for r in RATIOS.values()], axis=1)
-_AREA = list(RATIOS).index("roc_auc")
+_AREA, _BALANCED, _RECALL, _FPR = map(list(RATIOS).index, ("roc_auc", "balanced_accuracy", "recall", "fpr"))
 _BALLS = ("ece", "ece_width10")
 """What has a noise ball, which days widen by the design effect of the bias."""
 EXPECTED = (*RATIOS, *_BALLS)
 """Metrics of which days say what to expect."""
-_BOUNDS = {"bias": (-math.inf, math.inf), **dict.fromkeys(("brier", "log_loss", *_BALLS), (0.0, math.inf))}
+_ANY = (-math.inf, math.inf)
+_BOUNDS = {"bias": _ANY, "offset": _ANY, "log_loss": (0.0, math.inf), **dict.fromkeys(_BALLS, (0.0, math.inf))}
 """Of intervals that are none of a logit, where they are not [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Days:
-    """The days of a window one by one: `sums` (days, 12) by `day_sums`, `ranks` (days, 2, bins) by `day_ranks` or None.
+    """The days of a window one by one: `sums` (days, 15) by `day_sums`, `ranks` (days, 2, bins) by `day_ranks` or None.
 
     `spread` is for windows of few days: by metric the variance that each day adds to what independent rows have.
     """
@@ -77,12 +83,14 @@ class Days:
 
 
 def day_sums(reading: Reading) -> Floats:
-    """Return what the ratios are made of, additive over days, shape (12,): rows, sums of score, Brier and log loss, `outcomes`
-    by what was decided, and the rows that were passed and flagged.
+    """Return what the ratios are made of, additive over days, shape (15,): rows, sums of p, p (1 - p), Brier and log loss,
+    `outcomes` by what was decided, the rows that were passed and flagged, those of high confidence and how many of these are
+    wrong.
     """
-    by_role = np.bincount(roles(reading), reading.n, 3)
-    sums = (rows(reading), float(reading.n @ reading.score), *reading.losses)
-    return np.concatenate((sums, outcomes(reading), by_role[:2]))
+    by_role, expected = np.bincount(roles(reading), reading.n, 3), reading.n * reading.score
+    wrong, high = errors(reading)
+    sums = (rows(reading), float(expected.sum()), float(expected @ (1.0 - reading.score)), *reading.losses)
+    return np.concatenate((sums, outcomes(reading), by_role[:2], (high @ reading.n, high @ wrong)))
 
 
 def day_ranks(reading: Reading) -> Floats:
@@ -110,6 +118,7 @@ def variances(days: Days) -> dict[str, tuple[float, int]]:
     total += total == 0
     residuals = (above - hits / total * below) / total
     residuals[:, _AREA] = np.nan if days.ranks is None else _area_residuals(days.ranks)
+    residuals[:, _BALANCED] = (residuals[:, _RECALL] - residuals[:, _FPR]) / 2
     occupied = np.ones(len(below)) @ (below > 0)
     found = bartlett(residuals) * (occupied / np.maximum(occupied - 1, 1))
     return dict(zip(RATIOS, zip(found.tolist(), map(int, occupied.tolist()), strict=True), strict=True))
@@ -139,6 +148,10 @@ def expected(name: str, found: Measured, reading: Reading, days: Days, between: 
     center, half, slope = _ends(found.value, found.low, found.high, RATIOS[like].odds)
     own = bias_variance(reading) if ball else (half * slope / quantile(LEVEL)) ** 2
     variance, k = between[like]
+    if name == "offset":
+        # Of its first step, sum (y - p) / sum p (1 - p), where it is over that of as many independent rows.
+        n, _, _, v = totals(reading)[:4].tolist()
+        variance *= own * (v / n) ** 2 / bias_variance(reading)
     if k >= MIN_DAYS and not math.isnan(variance):
         t = _t(k - 1, CALIBRATION_LEVEL if ball else LEVEL)
     elif like in days.spread:

@@ -88,11 +88,7 @@ def _point(reading: Reading, value: float) -> Measured:
 
 def _noise(reading: Reading, reference: Reading) -> float:
     """Return 1/n + 1/m: the variance of a difference of two means of n and of m rows, in units of that of a row."""
-<<<<<<< HEAD
-    return 1 / rows(reading) + 1 / float(reference.n.sum())
-=======
     return 1 / rows(reading) + 1 / _promised_rows(reference)
->>>>>>> f14f263 (Keep the interval of the Brier score below 1, and share placements and fits)
 
 
 def psi(reading: Reading, edges: Ints, reference: Reading) -> Measured:

@@ -1,12 +1,8 @@
 """How common positives are: what the outcomes say and what the scores say."""
 
 from monitor.core.intervals import Measured, normal, whole
-<<<<<<< HEAD
-from monitor.core.metrics.counts import NEGATIVES, POSITIVES, outcomes, rows, share_of, size
-=======
 from monitor.core.metrics.calibration import totals
 from monitor.core.metrics.counts import NEGATIVES, POSITIVES, outcomes, share_of, size
->>>>>>> f14f263 (Keep the interval of the Brier score below 1, and share placements and fits)
 from monitor.core.readings import Reading
 
 
@@ -27,13 +23,8 @@ def mean_score(reading: Reading, _: object = None) -> Measured:
 
     How far outcomes of one cluster agree is not in the scores, so with clusters there is no interval.
     """
-<<<<<<< HEAD
-    n = rows(reading)
-    value = float(reading.n @ reading.score) / n
-=======
     n, _, expected, variance = totals(reading)[:4].tolist()
     value = expected / n
->>>>>>> f14f263 (Keep the interval of the Brier score below 1, and share placements and fits)
     if reading.groups is not None:
         return Measured(value, None, None, whole(size(reading)), "clustered")
     low, high = normal(value, variance / (n * n))
