@@ -1,7 +1,8 @@
 """What estimates cost: one slice with all metrics and both intervals, and a thousand slices as the tick of a new day has them.
 
 `python benchmarks/measure.py [--rows 900]` prints the best of many repetitions, for days of so many rows: all estimates of a
-slice over 28 days and each part of them, the sums of one more day, and the mature estimates of 1,000 slices.
+slice over 28 days and each part of them, what a tick measures of `all`, the sums of one more day, and the
+mature estimates of 1,000 slices.
 """
 
 import argparse
@@ -36,14 +37,14 @@ def day(rows: int, seed: int) -> Table:
     return tables(made, labels, np.zeros((1, 1), np.int32), 1)[0]
 
 
-def best(call: Callable[[], object], times: int = 5, repeats: int = 400) -> float:
-    """Return the microseconds of one call in the fastest of many repetitions, each too short to be interrupted often."""
+def best(call: Callable[[], object], times: int = 100, repeats: int = 30) -> float:
+    """Return the microseconds of CPU that one call takes in the fastest of many repetitions."""
     took = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        begun = time.process_time()
         for _ in range(times):
             call()
-        took.append(time.perf_counter() - begun)
+        took.append(time.process_time() - begun)
     return min(took) / times * 1e6
 
 
@@ -62,19 +63,29 @@ def main() -> None:
     # A reading of its own for every call: what its metrics share is remembered by the reading.
     everything = best(lambda: measure(replace(mature), KEY, "28d", edges, reference, None, days))
     print(f"{len(METRICS)} metrics of one slice, {len(mature.n)} cells: {everything:.0f} us")
+    scored, outcomes = readings.scored(table), [name for name, metric in METRICS.items() if metric.outcomes]
+
+    def pair() -> None:
+        measure(replace(scored), KEY, "28d", edges, reference, None, parted)
+        measure(replace(mature), KEY, "28d", edges, None, outcomes, days)
+
+    print(f"  as scores and as outcomes:      {best(pair):.0f} us")
     print(f"  without what is to be expected: {best(lambda: measure(replace(mature), KEY, '28d', edges, reference)):.0f} us")
     print(f"  variance between the days:      {best(lambda: variances(days)):.0f} us")
     print(f"  each metric alone, us: {' '.join(f'{name} {alone(mature, name, edges, reference):.0f}' for name in METRICS)}")
     print(f"sums of one more day: {best(lambda: (day_sums(replace(parts[0])), day_ranks(parts[0]))):.0f} us")
 
-    def a_slice() -> None:
-        found = total(by_day)
-        measure(readings.scored(found), KEY, "28d", edges, None, ("flagged_share", "mean_score"), parted)
-        measure(readings.mature(found, RULES), KEY, "28d", edges, None, SLICE_ESTIMATES, parted)
-        readings.scored(by_day[0])
-        day_sums(readings.mature(by_day[0], RULES))
+    def estimates() -> None:
+        measure(replace(scored), KEY, "28d", edges, None, ("flagged_share", "mean_score"), parted)
+        measure(replace(mature), KEY, "28d", edges, None, SLICE_ESTIMATES, parted)
 
-    print(f"{SLICES:,} slices on the tick of a new day: {best(a_slice) * SLICES / 1_000:.0f} ms")
+    def read() -> None:
+        found = total(by_day)
+        readings.scored(found), readings.mature(found, RULES)
+        day_sums(readings.scored(by_day[0])), day_sums(readings.mature(by_day[0], RULES))
+
+    each, before = (best(call, SLICES, 3) * SLICES / 1_000 for call in (estimates, read))
+    print(f"{SLICES:,} slices on the tick of a new day: {each:.0f} ms, and {before:.0f} ms to add up and read their days")
 
 
 def alone(reading: readings.Reading, name: str, edges: np.ndarray, reference: readings.Reading) -> float:

@@ -426,17 +426,18 @@ def measure(
 
     With the `days` of the reading, estimates also say what days like them are expected to show.
     """
-    between = None if days is None else variances(days)
+    between = {} if days is None else variances(days)
+    wanted = METRICS.keys() if names is None else frozenset(names)
     rows, decided, basis = whole(size(reading)), reading.decided, reading.basis
     estimates = []
     for name, metric in METRICS.items():
-        if (metric.outcomes and basis == "scored") or (names is not None and name not in names):
+        if name not in wanted or (metric.outcomes and basis == "scored"):
             continue
         found = _measured(metric, reading, decided, edges, reference)
         if isinstance(found, str):
             estimates.append(Estimate(name, key, window, basis, None, None, None, rows, found))
         else:
-            more = () if days is None or between is None else expected(name, found, reading, days, between)
+            more = () if days is None else expected(name, found, reading, days, between)
             estimates.append(Estimate(name, key, window, basis, *found[:4], "", found[4], *more))
     return tuple(estimates)
 

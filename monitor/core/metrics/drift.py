@@ -77,8 +77,9 @@ def _cumulative(reference: Reading) -> tuple[Floats, Floats, float]:
 def _distance(reading: Reading, reference: Reading) -> tuple[float, float]:
     """Return the largest and the integrated difference of the two distribution functions."""
     f, way, _ = _cumulative(reference)
-    live = np.bincount(reading.bin, reading.n, BINS)[:-1].cumsum()
-    gap = np.abs(live / rows(reading) - f)
+    gap = np.bincount(reading.bin, reading.n / rows(reading), BINS)[:-1].cumsum()
+    gap -= f
+    np.abs(gap, out=gap)
     return float(gap.max()), float(gap @ way)
 
 
