@@ -1,6 +1,7 @@
 """What an alert is likely about: the signs that one version shows, for the decision table of `core.diagnosis`."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from monitor.core import diagnosis
 from monitor.core.before_labels import before_labels
@@ -61,7 +62,11 @@ def explain(w: Watched, now: int, alerts: Collection[Alert], activated: int | No
 def _about(signs: Signs, alert: Alert) -> Signs:
     """Return the signs with the slices of one alert."""
     named = tuple((name, share) for name, share in alert.slices if name != "all")
-    return Signs(**{name: getattr(signs, name) for name in Signs.__slots__ if name != "slices"}, slices=named)
+    if alert.rule == "policy_volume":
+        # It compares two policies on the same scores, so whatever these do is not why.
+        moved = Sign(True, _value(alert.observed), 1.0, alert.since)
+        return Signs(flagged_share=moved, score_drift=Sign(False), policy=signs.policy)
+    return replace(signs, slices=named)
 
 
 def _shown(w: Watched, now: int) -> dict[str, Estimate]:

@@ -71,8 +71,8 @@ def _text(item: dict[str, Any]) -> str:
                 seen += f", promised {expected['value']:.3f}"
         slices = [name for name in item.get("slices", {}) if name != "all"]
         seen += f" in {', '.join(slices[:3])}{' and others' if len(slices) > 3 else ''}" if slices else ""
-        reason = f" ({item['reason'].replace('_', ' ')})" if item.get("reason") else ""
-        reason += f": {item['diagnosis'].replace('_', ' ')}" if item.get("diagnosis") and item["state"] == "firing" else ""
+        why = item["reason"] or (item.get("diagnosis", "") if item["state"] == "firing" else "")
+        reason = f" ({why.replace('_', ' ')})" if why else ""
         mark = "▲" if item["state"] == "firing" else "▽"
         return f"  {mark} {at}  {who} {item['rule']} {item['state']}{reason}{seen}"
     if kind == "decision":

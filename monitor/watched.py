@@ -505,8 +505,8 @@ class Watched:
         """Measure the mature windows and the promise, each only when what it is made from changed."""
         windows = tuple(mature_window(self.days, now, self.model.labels.longest, window) for window in MATURE)
         state = (windows, self.revision, threshold)
-        if self.promise[0] != (self.revision, threshold):
-            self.promise = ((self.revision, threshold), self._promised(threshold))
+        if self.promise[0] != (self.baseline_revision, threshold):
+            self.promise = ((self.baseline_revision, threshold), self._promised(threshold))
         if self.measured is None or self.measured.state != state:
             self.measured = self._mature(now, windows, state)
             self.errors = self._errors(windows[-1])
