@@ -304,6 +304,15 @@ def model() -> dashboard.Dashboard:
         promised("flagged_share"),
         empty="no events or no threshold yet",
     )
+    evidence = lines(
+        "Evidence of detectors",
+        "Logarithm of the evidence that whole days give against what validation promised, and what a rule needs of it to keep "
+        "the budget of false alarms: above, it fires if the effect is large as well.",
+        "none",
+        (f"scorewatch_evidence{{{VERSION}}} > 0", "{{rule}}"),
+        (f"max(scorewatch_evidence_limit{{{VERSION}}})", "needed"),
+        empty="no day was looked at, or nothing speaks against the promise",
+    )
     labels = lines(
         "Waiting, known so far, never labelled",
         "Waiting predictions are of days that are not mature; those known so far have a label already, which is no "
@@ -360,7 +369,7 @@ def model() -> dashboard.Dashboard:
     )
     panels = (
         *(alerts(), ece, reliability(), bias, prevalence, recall, precision, roc_auc),
-        *(flagged, histogram(), labels, coming, horizon, held, sampled, rejected, unavailable()),
+        *(flagged, histogram(), evidence, labels, coming, horizon, held, sampled, rejected, unavailable()),
     )
     for panel in panels:
         made = made.with_panel(panel)

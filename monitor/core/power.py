@@ -326,7 +326,7 @@ def plan(
     sights = []
     for change in CHANGES:
         wait = horizon if DETECTORS[change.detector].basis == "mature" else 0.0
-        reason = nulls.reasons.get(change.detector, "") or ("" if change.detector in limits else "switched_off")
+        reason = nulls.reasons.get(change.detector, "") or ("" if change.detector in limits else "rule_off")
         changed = change.make(population)
         if reason:
             sights.append(Sight(change.text, change.detector, None, None, reason))

@@ -67,6 +67,7 @@ NO_INTERVAL = {
 }
 
 NOT_LOOKING = {
+    "rule_off": "The rule of this detector is switched off.",
     "learning": "The baseline has fewer than 14 days, so how much days differ is learnt from the first 28 mature live days.",
     "coverage": "Far fewer labels than usual came for the day; it is looked at once they come.",
     "weighted": "The outcomes are weighted, and only whole rows can be evidence.",

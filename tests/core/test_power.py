@@ -168,4 +168,4 @@ def test_what_is_not_looked_for():
         "calibration": "no_baseline",
         "flagged_share": "no_threshold",
     }
-    assert reasons(0.2, False, {}) == {"recall": "no_baseline", "calibration": "no_baseline", "flagged_share": "switched_off"}
+    assert reasons(0.2, False, {}) == {"recall": "no_baseline", "calibration": "no_baseline", "flagged_share": "rule_off"}
