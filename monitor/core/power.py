@@ -258,18 +258,21 @@ class Change:
 
 
 def _missed(points: float) -> Change:
-    return Change(f"recall -{points * 100:.0f} points", "recall", lambda p: missed(p, points) if p.recall > points else None)
+    def make(p: Population) -> Population | None:
+        return missed(p, points) if p.prevalence and points < p.recall < 1 else None
+
+    return Change(f"recall -{points * 100:.0f} points", "recall", make)
 
 
 def _biased(offset: float) -> Change:
-    return Change(f"bias {offset:+g} logit", "calibration", lambda p: shifted(p, offset))
+    return Change(f"bias {offset:+g} logit", "calibration", lambda p: shifted(p, offset) if 0 < p.prevalence < 1 else None)
 
 
 CHANGES = (
     _missed(0.1),
     _missed(0.2),
     *(_biased(offset) for offset in (0.3, -0.3, 0.5, -0.5)),
-    Change("flagged volume x 2", "flagged_share", lambda p: more_flagged(p, 2.0) if p.flagged_share < 0.5 else None),
+    Change("flagged volume x 2", "flagged_share", lambda p: more_flagged(p, 2.0) if 0 < p.flagged_share < 0.5 else None),
 )
 
 

@@ -10,6 +10,7 @@ from monitor.core.events import FLAG, PASS, VERDICTS
 from monitor.core.power import Watch, watched
 from monitor.core.readings import LabelRule
 from monitor.core.tables import LABEL, ROW, tables, total
+from rows import table_of
 
 RULES = (LabelRule("unknown"),) * len(VERDICTS)
 GAUSS = power.normal(0.04, 2.0, 0.2)
@@ -169,3 +170,19 @@ def test_what_is_not_looked_for():
         "flagged_share": "no_threshold",
     }
     assert reasons(0.2, False, {}) == {"recall": "no_baseline", "calibration": "no_baseline", "flagged_share": "rule_off"}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "rate", "kept"),
+    [(0.0, 0.04, {"calibration"}), (2.0, 0.04, {"calibration"}), (0.2, 0.0, set())],
+    ids=["all flagged", "none flagged", "no positives"],
+)
+def test_what_cannot_happen_is_left_out(threshold, rate, kept):
+    """Where all or none is flagged, or no row can be positive, changes of that are not looked for; all others are."""
+    score = np.full(4_000, rate)
+    outcome = np.arange(4_000) % 25 < 25 * rate
+    days = [{"all": table_of(score, outcome, threshold)}] * 20
+    population = power.observed(total([d["all"] for d in days]), threshold)
+    promised = nulls({"all": dict(enumerate(d["all"] for d in days))}, threshold, RULES)
+    plan = power.plan(population, 400, 1.0, promised, RULES, LIMITS, np.random.default_rng(0), 1)
+    assert {s.detector for s in plan.sights if not s.reason} == kept
