@@ -103,6 +103,8 @@ def histogram_ml(grid: Ints, rows: Floats, known: Classes) -> Quantified | str:
     q = _likeliest(x, f0, f1 - f0)
     m = f0 + q * (f1 - f0)
     information = float(x @ ((f1 - f0) / m) ** 2)
+    if information < 1e-9:
+        return "label_shift_rejected"  # all rows are where the classes are equally common, as no mixture of them is
     # dq/df1 = x f0 / (m**2 information), and likewise for f0; a histogram of k rows has the covariance (diag f - f f') / k.
     by1, by0 = x * f0 / (m * m * information), x * f1 / (m * m * information)
     validation = (f1 @ by1**2 - (f1 @ by1) ** 2) / n1 + (f0 @ by0**2 - (f0 @ by0) ** 2) / n0

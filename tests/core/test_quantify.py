@@ -120,3 +120,9 @@ def test_reasons():
     assert histogram_ml(grid, many, classes(grid, many * 0, many)) == "few_outcomes"
     assert histogram_ml(grid, many, classes(grid[:0], many[:0], many[:0])) == "few_outcomes"
     assert histogram_ml(grid[:1], many[:1] * 9, classes(grid[:1], many[:1], many[:1])) == "few_scores"
+
+
+def test_scores_that_say_nothing_are_rejected():
+    """All live scores in a bin where both classes are equally common: no prevalence is likelier than another, and none fits."""
+    grid, neg, pos = np.arange(3), np.array([250.0, 500.0, 250.0]), np.array([150.0, 500.0, 350.0])
+    assert histogram_ml(grid, np.array([0.0, 2_000.0, 0.0]), classes(grid, neg, pos)) == "label_shift_rejected"
