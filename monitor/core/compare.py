@@ -147,10 +147,16 @@ def paired(pairs: Pairs, key: Key, window: str) -> tuple[Estimate, ...]:
 
 
 def _seen(found: Measured | str, pairs: Pairs) -> Measured | str:
-    """Return a difference, without its interval where rows share clusters: how these agree is not in the pairs."""
-    if isinstance(found, str) or not pairs.clustered:
+    """Return a difference, none of which is outside [-1, 1], without its interval where rows share clusters: how these agree
+    is not in the pairs.
+    """
+    if isinstance(found, str):
         return found
-    return found._replace(low=None, high=None, interval_reason="clustered")
+    if pairs.clustered:
+        return found._replace(low=None, high=None, interval_reason="clustered")
+    assert found.low is not None
+    assert found.high is not None
+    return found._replace(low=max(found.low, -1.0), high=min(found.high, 1.0))
 
 
 def _paired_share(flagged: Bools, undefined: str) -> Measured | str:
@@ -167,10 +173,12 @@ def _paired_share(flagged: Bools, undefined: str) -> Measured | str:
     return Measured((b - c) / n, min(low, (b - c) / n), max(high, (b - c) / n), n)
 
 
-def _paired_mean(gap: Floats) -> Measured:
+def _paired_mean(gap: Floats) -> Measured | str:
     """Return the mean of differences within rows with its normal interval."""
     n = len(gap)
-    return Measured(float(gap.mean()), *normal(float(gap.mean()), float(gap.var()) / n), n)
+    if n < 2:
+        return "low_n"
+    return Measured(float(gap.mean()), *normal(float(gap.mean()), float(gap.var(ddof=1)) / n), n)
 
 
 def _paired_precision(flagged: Bools, positive: Bools) -> Measured | str:
@@ -197,7 +205,7 @@ def _paired_auc(score: Floats, positive: Bools) -> Measured | str:
     """Return the difference of the areas under two ROC curves of the same rows with DeLong's covariance (1988), on the grid."""
     p, n = int(positive.sum()), int((~positive).sum())
     if min(p, n) < 2:
-        return "one_class"
+        return "low_n" if min(p, n) else "one_class"
     above, below = np.zeros(p), np.zeros(n)
     for sign, row in zip((1, -1), score, strict=True):
         bins = grid_bin(row)

@@ -184,3 +184,20 @@ def test_paired_is_sure_of_little_when_nothing_differs():
             assert e.value == 0
             assert e.low < -0.05
             assert e.high > 0.05
+
+
+def test_few_pairs():
+    """One pair has no spread, one positive no area, and every interval stays between -1 and 1."""
+    one = values(paired(pairs(np.array([[-2.0], [0.0]]), np.array([1])), KEY, ""))
+    assert {name: e.reason for name, e in one.items()} == {
+        "flagged_share": "",
+        "mean_score": "low_n",
+        "bias": "low_n",
+        "recall": "",
+        "precision": "no_flagged",
+        "roc_auc": "one_class",
+    }
+    assert (one["recall"].low, one["recall"].value) == (-1, -1)
+    other = values(paired(pairs(np.array([[0.0, 1.0, -2.0], [-2.0, -1.0, -2.0]]), np.array([1, 0, 0])), KEY, ""))
+    assert other["roc_auc"].reason == "low_n"
+    assert all(-1 <= e.low <= e.value <= e.high <= 1 for e in other.values() if not e.reason)
