@@ -30,8 +30,8 @@ def beside(a: Watched, b: Watched, now: int) -> dict[str, Any]:
     key = Key(*a.name, "all", days[-1])
     slices = {name: differences(*_sides(a, b, days, name), key._replace(slice=name), "28d", a.edges) for name in _common(a, b)}
     return said | {
-        "slices": {name: _numbers(found) for name, found in slices.items()},
-        "paired": _numbers(paired(_pairs(a, b, days), key, "28d")),
+        "slices": {name: _numbers(a.allowed(found)) for name, found in slices.items()},
+        "paired": _numbers(a.allowed(paired(_pairs(a, b, days), key, "28d"))),
     }
 
 

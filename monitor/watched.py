@@ -517,7 +517,10 @@ class Watched:
 
     def _estimates(self, reading: Reading, key: Key, window: str, *about: Any) -> tuple[Estimate, ...]:
         """Return what `measure` finds, as far as the scores of the model allow."""
-        found = measure(reading, key, window, *about)
+        return self.allowed(measure(reading, key, window, *about))
+
+    def allowed(self, found: tuple[Estimate, ...]) -> tuple[Estimate, ...]:
+        """Return estimates as far as the scores of the model allow."""
         return of_margins(found) if self.model.score == "margin" else found
 
     def mature_table(self, window: str, now: int) -> Table:
@@ -545,9 +548,9 @@ class Watched:
                 days = None if i else self._one_day(window)
                 out += self._estimates(readings.scored(table), key, window, self.edges, reference, names, days)
                 if not i and window == "24h":
-                    out += before_labels(table, self.validation, key, window, self.errors)
+                    out += self.allowed(before_labels(table, self.validation, key, window, self.errors))
         reason = "few_compared_days" if self.validation else "no_baseline"
-        return [*out, *worth(self.errors, Key(*self.name, "all", self.newest_mature(now)), reason)]
+        return [*out, *self.allowed(worth(self.errors, Key(*self.name, "all", self.newest_mature(now)), reason))]
 
     def _one_day(self, window: str) -> Days | None:
         """Return the last 24 hours as one day; a single hour has its place in the day, of which days say nothing."""
@@ -766,8 +769,7 @@ class Watched:
     def summary(self, days: Mapping[int, Table], window: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of closed days of the slice `all`, for the timeline."""
         key = Key(*self.name, "all", max(days))
-        found = summary(total(list(days.values())), self.model.labels.rules, key, window, self.edges)
-        return of_margins(found) if self.model.score == "margin" else found
+        return self.allowed(summary(total(list(days.values())), self.model.labels.rules, key, window, self.edges))
 
     def month(self, month: str) -> tuple[Estimate, ...]:
         """Return the mature estimates of a calendar month of predictions."""

@@ -187,7 +187,7 @@ def test_several_labels_logits_and_margins(agent):
     rank = estimates(a, "rank")
     assert rank["roc_auc"]["value"] == pytest.approx(areas[0], abs=1e-3)
     refused = {name for name, e in rank.items() if e.get("reason") == "margin_scores"}
-    assert refused >= {"ece", "ece_width10", "bias", "brier", "log_loss", "mean_score", "mce", "mce_width10"}
+    assert refused >= {"ece", "ece_width10", "bias", "offset", "slope", "brier", "brier_calibration", "log_loss", "mean_score"}
     assert a.gauge("scorewatch_scored", model="rank", window="28d") == 300
     assert a.ask("/v1/models/rank/reliability?bins=width10")[1]["reason"] == "margin_scores"
 

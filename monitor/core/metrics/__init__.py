@@ -398,16 +398,20 @@ def _measured(metric: Metric, reading: Reading, decided: bool, edges: Ints | Non
 _PROBABILITY = (
     "mean_score",
     "high_confidence_error_share",
-    *(name for name, m in METRICS.items() if m.function.__module__ == calibration.__name__),
+    *(name for name, m in METRICS.items() if m.function.__module__ in {x.__name__ for x in (calibration, fit, decomposition)}),
 )
 """Metrics that read a score as a probability."""
+
+
+_IMPLIED = ("recall", "precision", "recall_bias", "precision_bias")
+"""What the basis `estimated` makes of scores taken as probabilities; its prevalence needs only where they lie."""
 
 
 def of_margins(estimates: Iterable[Estimate]) -> tuple[Estimate, ...]:
     """Return estimates of a model whose scores are margins: what reads them as probabilities is undefined."""
     return tuple(
         Estimate(e.metric, e.key, e.window, e.basis, None, None, None, e.n, "margin_scores")
-        if e.metric in _PROBABILITY and e.reason in ("", "no_baseline")
+        if e.reason in ("", "no_baseline") and (e.metric in _PROBABILITY or (e.basis == "estimated" and e.metric in _IMPLIED))
         else e
         for e in estimates
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.core.days import Key
 from monitor.core.events import BLOCK, FLAG, NONE, PASS, REVIEW
-from monitor.core.metrics import METRICS, Estimate, measure
+from monitor.core.metrics import METRICS, Estimate, measure, of_margins
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import LabelRule, known, mature, scored
 from monitor.core.reasons import NO_INTERVAL, UNDEFINED
@@ -269,3 +269,15 @@ def test_estimates_are_frozen(table):
     estimate = measure(known(_mixed(table)), KEY, "7d")[0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         estimate.value = 0.0
+
+
+def test_margins_are_no_probabilities(table):
+    """Of margins what ranks, drifts, counts outcomes or verdicts is as it is, and all else is refused, on every basis."""
+    t = _mixed(table)
+    found = of_margins(measure(known(t), KEY, "28d", calibration_edges(scored(t)), scored(t)))
+    ranking = {"roc_auc", "partial_roc_auc", "average_precision"}
+    assert {e.metric for e in found if not e.reason} == {*DRIFT, *DECIDED, *ranking, "prevalence", "majority_share"}
+    assert {e.reason for e in found} == {"", "margin_scores"}
+    names = [f"{name}{end}" for name in ("prevalence", "recall", "precision") for end in ("", "_bias")]
+    implied = of_margins(Estimate(name, KEY, "24h", "estimated", 0.5, 0.4, 0.6, 9) for name in names)
+    assert [e.metric for e in implied if not e.reason] == ["prevalence", "prevalence_bias"]
