@@ -44,7 +44,7 @@ _OTHER = {
     "calibration": "Calibration error of the scores, at least (lower end of its 99 % interval).",
     "canary": "A canary beside the live version on the same days; the limit is in units of what is large.",
     "policy_volume": "Flagged by the current policy over flagged by the one before it, on the same scores.",
-    "data_loss": "Rows of the last day over those of the day of the 28 before that had the fewest.",
+    "data_loss": "Rows of the last day over what the weekday with the fewest usually has, of the 28 days before.",
     "label_coverage": "Label coverage of the newest mature day over the median of the 28 before.",
 }
 

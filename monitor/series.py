@@ -170,7 +170,8 @@ SERIES: dict[str, Series] = {
     "scorewatch_effect": Series(
         "gauge",
         (*_VERSION, "rule"),
-        "How far the days of a detector are off the promise, in logits (roc_auc: a difference; score_drift: psi less its null).",
+        "How far the days of a detector are off the promise, in logits (roc_auc: a difference; score_drift: psi less its null;"
+        " canary: from the live version, in units of what is large).",
     ),
     "scorewatch_effect_low": Series("gauge", (*_VERSION, "rule"), "Interval of scorewatch_effect: its low end."),
     "scorewatch_effect_high": Series("gauge", (*_VERSION, "rule"), "Interval of scorewatch_effect: its high end."),
