@@ -306,8 +306,8 @@ HELPS = HORIZON, AUDIT, POOLED = "a shorter horizon for positives", "an audit sa
 _RHO = 0.3
 _LONG_RUN = 1 + 4 / 3 * _RHO + 2 / 3 * _RHO**2
 """Of day effects only the long-run variance is known; with the correlation _RHO it is the variance times this."""
-_MOST_ROWS = 10**9
-"""More rows a day than a cell can count are as good as this many."""
+_MOST_ROWS = 10**8
+"""More rows a day than a cell can count in 28 days are as good as this many."""
 
 
 def plan(

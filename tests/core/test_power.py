@@ -186,3 +186,13 @@ def test_what_cannot_happen_is_left_out(threshold, rate, kept):
     promised = nulls({"all": dict(enumerate(d["all"] for d in days))}, threshold, RULES)
     plan = power.plan(population, 400, 1.0, promised, RULES, LIMITS, np.random.default_rng(0), 1)
     assert {s.detector for s in plan.sights if not s.reason} == kept
+
+
+def test_more_rows_than_cells_can_count():
+    """With two scores and 10**9 rows a day a change is found after as many days as 28 take to show it, not at once."""
+    score = np.repeat((0.1, 0.9), 2_000)
+    table = table_of(score, np.random.default_rng(8).random(4_000) < score, 0.5)
+    promised = nulls({"all": dict.fromkeys(range(20), table)}, 0.5, RULES)
+    plan = power.plan(power.observed(table, 0.5), 10**9, 1.0, promised, RULES, LIMITS, np.random.default_rng(0), 1)
+    assert plan.per_day == 10**9
+    assert all(2 < s.looks <= 28 for s in plan.sights)
