@@ -54,7 +54,8 @@ def _estimates() -> dict[str, Series]:
                     "gauge", _WINDOW, f"Interval of scorewatch_nowcast_{name}: its {end} end."
                 )
         if name in ESTIMATED:
-            guess = "From the scores and the baseline, as if only prevalence had changed; no measurement: "
+            right = "" if name == "prevalence" else " and scores were right there"
+            guess = f"From the scores and the baseline, as if only prevalence had changed{right}; no measurement: "
             out[f"scorewatch_estimated_{name}"] = Series("gauge", _WINDOW, f"{guess}{metric.help.split(';')[0].rstrip('.')}.")
             for end in ("low", "high"):
                 out[f"scorewatch_estimated_{name}_{end}"] = Series(

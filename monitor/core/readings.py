@@ -385,7 +385,8 @@ def promised(table: Table) -> Classes:
 def estimated(live: Reading, validation: Classes, found: Quantified | str) -> Reading:
     """Return scored rows with their probabilities for outcomes, once these are corrected for the prevalence that was `found`.
 
-    It holds while only prevalence changed since the validation: else the reason is `label_shift_rejected`. Of outcomes that
+    It holds where scores were right in the validation and only prevalence changed since; where something else is seen to have
+    changed the reason is `label_shift_rejected`. Of outcomes that
     scores imply calibration has no error, so only shares of decisions may be measured. `spread` is the variance of outcomes
     around their probabilities and the error of the prevalence, which all rows share: its square is shared out among the cells
     by size, as in `nowcast`.
