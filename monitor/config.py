@@ -5,7 +5,7 @@ import ipaddress
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -1022,9 +1022,10 @@ def _models(defaults: Model) -> Reader:
         for name, body in _mapping(value, at, "write at least one model such as fraud: {}").items():
             here = at.child(name)
             for model in _read(_model(defaults), body, here) if _read(_name, name, here) else ():
+                others = value.keys() | _watched(models).keys()
                 models[name] = replace(model, name=name, labels=_said(model.labels))
                 if model.classes:
-                    _check_parent(here, models[name], value)
+                    _check_parent(here, models[name], others)
         if not value:
             raise _Wrong("write at least one model such as fraud: {}", "no model")
         folders: dict[str, str] = {}
@@ -1046,12 +1047,12 @@ def _models(defaults: Model) -> Reader:
     return read
 
 
-def _check_parent(at: _At, model: Model, names: Mapping[str, Any]) -> None:
-    """Note what is wrong with the targets of a model with classes."""
+def _check_parent(at: _At, model: Model, others: Collection[str]) -> None:
+    """Note what is wrong with the targets of a model with classes; `others` are the names of the other models and targets."""
     if model.name == "*":
         at.child("classes").error("found classes at '*', which stands for any model; write them at a model of its own")
     for name, target in model.targets.items():
-        if target.name in names:
+        if target.name in others:
             at.child("classes").error(f"found {name!r}, whose target is called {target.name!r} as another model is; rename one")
         elif not NAME.fullmatch(target.name):
             at.child("classes").error(f"found {name!r}, with which {target.name!r} is too long; write a shorter name")

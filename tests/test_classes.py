@@ -312,6 +312,10 @@ def test_margins_have_no_detector_of_probabilities(tmp_path):
         ("a: {classes: [x, y], labels_mode: multi, sum_tolerance: 0.1}", "models.a.sum_tolerance: found it with labels_mode"),
         ("a: {classes: [x, y], sum_tolerance: 0.9}", "models.a.sum_tolerance: found 0.9; write how far from 1"),
         ("a: {classes: [x, y]}, 'a:x': {}", "models.a.classes: found 'x', whose target is called 'a:x' as another model is"),
+        (
+            "a: {classes: ['x:y', z]}, 'a:x': {classes: [y, w]}",
+            "models.'a:x'.classes: found 'y', whose target is called 'a:x:y'",
+        ),
         ("'*': {classes: [x, y]}", "models.*.classes: found classes at '*', which stands for any model"),
         ("a: {threshold: {x: 0.5}}", "models.a.threshold: found a mapping without classes; write a number from 0 to 1"),
         ("a: {labels_mode: multi}", "models.a.labels_mode: found it without classes; write classes, too, or leave it out"),
