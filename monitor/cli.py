@@ -377,11 +377,7 @@ def _merge(args: argparse.Namespace) -> int:
         print(f"{path}: {rows:,} rows in {days:,} days", file=sys.stderr if args.json else sys.stdout)
     if not args.json:
         print(timeline.HEADER)
-    last = None
     for item in merged.items(args.by):
-        if not args.json and (item["model"], item["version"]) != last:
-            last = item["model"], item["version"]
-            print(*last)
         print(json.dumps(item) if args.json else timeline.line(item))
     return 0
 

@@ -55,7 +55,7 @@ def _estimates(item: dict[str, Any], name: str) -> str:
     for metric in _SHOWN:
         value = item["estimates"].get(metric, {}).get("value")
         cells.append(f"{'–':>{_WIDTH}}" if value is None else f"{value:>{_WIDTH}.4f}")
-    return f"{name:<10} {item['n']:>8,} " + " ".join(cells)
+    return f"{name:<10} {item['n']:>8,} {' '.join(cells)}  {item['model']} {item['version']}"
 
 
 def _text(item: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, log_loss, roc_auc_score
 
+from monitor import timeline
 from monitor.agent import Agent
 from monitor.config import ConfigError, parse
 from monitor.core.tables import EMPTY
@@ -259,7 +260,7 @@ def test_tables_of_many_classes_are_small(tmp_path):
 
 
 def test_replay_of_classes(tmp_path):
-    """`replay` takes files of a model with classes and prints the months of its targets."""
+    """`replay` takes files of a model with classes and prints the months of its targets, whose names stand in the lines."""
     p, y = drawn(np.random.default_rng(4), 200)
     (tmp_path / "c.yaml").write_text(CONFIG)
     for name, events in (("p", predictions(p)), ("l", labels(y))):
@@ -271,6 +272,7 @@ def test_replay_of_classes(tmp_path):
     assert {i["model"]: i["n"] for i in items if i["kind"] == "month"} == dict.fromkeys(
         [f"animals:{n}" for n in (*NAMES, "top")], 200
     )
+    assert timeline.line(next(i for i in items if i["model"] == "animals:top")).endswith("  animals:top v1")
 
 
 def test_targets_of_a_configuration(tmp_path):

@@ -123,12 +123,12 @@ def test_the_whole_merged_alone_is_itself(parts, files, capsys):
 
 
 def test_merged_lines_for_people(files, capsys):
-    """Without --json files say what they gave, and each version has a line per month."""
+    """Without --json files say what they gave, and each month of a version has a line that names it."""
     assert cli.main(["merge", *files[1:]]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in lines[:2]] == files[1:]
-    assert [line.split()[0] for line in lines[3:]] == ["m", "2025-02", "2025-03", "m", "2025-02", "2025-03"]
-    assert (lines[3], lines[6]) == ("m v1", "m v2")
+    assert [line.split()[0] for line in lines[3:]] == ["2025-02", "2025-03"] * 2
+    assert [line.split()[-2:] for line in lines[3:]] == [["m", version] for version in ("v1", "v1", "v2", "v2")]
 
 
 def test_export_of_a_running_and_of_a_stopped_agent(parts, files, capfdbinary, tmp_path):
