@@ -1,12 +1,11 @@
 """How common positives are before their labels come, from the scores of both classes in validation."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from monitor.core.events import Floats, Ints
-from monitor.core.intervals import Measured, normal
+from monitor.core.intervals import Measured, chi_square_tail, normal
 
 MIN_N, MIN_OUTCOMES = 1_000, 200
 """So many live rows, and validation outcomes of either class, are needed."""
@@ -130,24 +129,6 @@ def _likeliest(x: Floats, f0: Floats, slope: Floats) -> float:
             break
         q = step
     return q
-
-
-def chi_square_tail(x: float, df: int) -> float:
-    """Return P(chi-square of `df` degrees of freedom > x), df a whole number: a finite sum (Abramowitz and Stegun, 26.4.4-5).
-
-    >>> round(chi_square_tail(3.841459, 1), 6), round(chi_square_tail(18.307038, 10), 6)
-    (0.05, 0.05)
-    """
-    half = x / 2
-    if half > 700:
-        return 0.0
-    term, tail = (
-        (math.exp(-half), 0.0) if df % 2 == 0 else (math.sqrt(half / math.pi) * 2 * math.exp(-half), math.erfc(half**0.5))
-    )
-    for i in range(df // 2):
-        tail += term
-        term *= half / (i + 1 + df % 2 / 2)
-    return min(tail, 1.0)
 
 
 def corrected(score: Floats, before: float, now: float) -> Floats:

@@ -14,6 +14,7 @@ from monitor.core.intervals import (
     MIN_CLUSTERS,
     Measured,
     bartlett,
+    chi_square_tail,
     clopper_pearson,
     cluster_variance,
     clustered,
@@ -318,3 +319,10 @@ def test_long_run_variance_of_many_days(rho, inflation):
         x[i] = rho * x[i - 1] + math.sqrt(1 - rho * rho) * x[i]
     assert long_run_variance(x) == pytest.approx(inflation, rel=0.05)
     assert np.mean([long_run_variance(part) for part in x[: 28 * 700].reshape(-1, 28)]) == pytest.approx(inflation, rel=0.2)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 8, 13, 49, 254])
+def test_chi_square_tail(df):
+    """The tail of chi-square is that of scipy."""
+    for x in (0.0, 1e-9, 0.5, float(df), 3.0 * df, 300.0, 5_000.0, 1e6):
+        assert chi_square_tail(x, df) == pytest.approx(stats.chi2.sf(x, df), rel=1e-9, abs=1e-300)

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from monitor.core.events import Floats, Ints
-from monitor.core.intervals import delong
+from monitor.core.intervals import chi_square_tail, delong
 from monitor.core.metrics import calibration, ranking
 from monitor.core.readings import Reading
 from monitor.core.tables import MARGIN_BINS, PAIR_CLASSES, Table, log_losses
@@ -60,6 +60,9 @@ class RowDrift:
     reason: str = ""
 
 
+Test = TypeVar("Test", Balance, RowDrift)
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """A share that grew: of the rows that are `true` (None: anything else), those that are predicted as `predicted`."""
@@ -86,29 +89,18 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return found
 
 
-def chi_square_tail(x: float, df: int) -> float:
-    """Return P(X > x) for a chi-square variable of `df` degrees of freedom, by the finite sums of Abramowitz and Stegun 26.4.4-5.
-
-    >>> round(chi_square_tail(3.841459, 1), 6), round(chi_square_tail(18.307038, 10), 6)
-    (0.05, 0.05)
-    """
-    if x <= 0:
-        return 1.0
-    h, half = x / 2, 0.5 * (df % 2)
-    first = math.erfc(math.sqrt(h)) if df % 2 else 0.0
-    powers = (i + half for i in range(df // 2))
-    return min(1.0, first + sum(math.exp(a * math.log(h) - h - math.lgamma(a + 1)) for a in powers))
-
-
 def balances(w: Window) -> list[Balance]:
     """Return for each class z = (sum p - n_k) / sqrt(sum p (1 - p)), with its p-value and that after Benjamini and Hochberg.
 
     Rows are counted as the readings weight them. A class whose scores are all 0 or 1 has no z.
     """
-    found = [_balance(name, reading) for name, reading in zip(w.classes, w.readings, strict=True)]
-    at = [i for i, b in enumerate(found) if b.p is not None]
-    adjusted = dict(zip(at, benjamini_hochberg([found[i].p or 0.0 for i in at]), strict=True))
-    return [Balance(**(asdict(b) | {"q": adjusted.get(i)})) for i, b in enumerate(found)]
+    return _adjusted([_balance(name, reading) for name, reading in zip(w.classes, w.readings, strict=True)])
+
+
+def _adjusted(tests: Sequence[Test]) -> list[Test]:
+    """Return tests with the `q` of those that have a `p`."""
+    q = iter(benjamini_hochberg([t.p for t in tests if t.p is not None]))
+    return [t if t.p is None else replace(t, q=next(q)) for t in tests]
 
 
 def _balance(name: str, r: Reading) -> Balance:
@@ -151,10 +143,7 @@ def shares(matrix: Ints) -> Floats:
 
 def row_drifts(names: Sequence[str], live: Ints, base: Ints) -> list[RowDrift]:
     """Return the drift of each row of a confusion matrix against the same row of the baseline."""
-    found = [_row_drift(name, np.stack(rows)) for name, *rows in zip(names, live, base, strict=True)]
-    at = [i for i, row in enumerate(found) if row.p is not None]
-    adjusted = dict(zip(at, benjamini_hochberg([found[i].p or 0.0 for i in at]), strict=True))
-    return [RowDrift(**(asdict(row) | {"q": adjusted.get(i)})) for i, row in enumerate(found)]
+    return _adjusted([_row_drift(name, np.stack(rows)) for name, *rows in zip(names, live, base, strict=True)])
 
 
 def _row_drift(name: str, rows: Ints) -> RowDrift:

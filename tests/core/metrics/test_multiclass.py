@@ -111,15 +111,12 @@ def test_balance():
 
 
 def test_multiple_tests(vector):
-    """Adjusted p-values and chi-square tails are those of scipy, and the shared vector holds."""
+    """Adjusted p-values are those of scipy, and the shared vector holds."""
     inputs, expected = vector("bh8")
     adjusted = multiclass.benjamini_hochberg(inputs["p"])
     assert adjusted == close(expected["adjusted"])
     assert [q <= inputs["q"] for q in adjusted] == expected["reject"]
     assert adjusted == close(stats.false_discovery_control(inputs["p"]), 1e-12)
-    for df in (1, 2, 3, 8, 49):
-        for x in (0.0, 1e-9, 0.5, float(df), 3.0 * df, 1e6):
-            assert multiclass.chi_square_tail(x, df) == pytest.approx(stats.chi2.sf(x, df), rel=1e-9, abs=1e-300)
 
 
 def test_drift_of_the_confusion_matrix():
