@@ -10,6 +10,7 @@ import numpy as np
 from monitor import timeline
 from monitor.core.days import Key, iso, month_of
 from monitor.core.events import DAY, VERDICTS
+from monitor.core.metrics import of_margins
 from monitor.core.readings import LabelRule
 from monitor.core.tables import EMPTY, GRID, Table, from_dict, to_dict, total
 from monitor.watched import Watched, summary
@@ -22,7 +23,7 @@ def export(watched: Iterable[Watched]) -> Iterator[list[dict[str, Any]]]:
     """Yield the lines of one closed day after the other: one per slice, with the counts and how outcomes are read.
 
     A line holds `format`, `grid`, `model`, `version`, `day`, `slice`, `labels` (horizon and corrections in ms, and by verdict
-    what no label means) and the table as `tables.to_dict` writes it.
+    what no label means), `margins` (whether scores only order rows) and the table as `tables.to_dict` writes it.
     """
     for w in watched:
         labels = {
@@ -35,7 +36,8 @@ def export(watched: Iterable[Watched]) -> Iterator[list[dict[str, Any]]]:
                 continue  # it was too old for the tick that came between
             head = {"format": FORMAT, "grid": GRID, "model": w.model.name, "version": w.version, "day": iso(day * DAY)[:10]}
             tables = w.store.log.day(w.code, day)
-            yield [{**head, "slice": name, "labels": labels, **to_dict(t)} for name, t in tables.items()]
+            read = {"labels": labels, "margins": w.model.score == "margin"}
+            yield [{**head, "slice": name, **read, **to_dict(t)} for name, t in tables.items()]
 
 
 class Part(NamedTuple):
@@ -49,14 +51,14 @@ class Part(NamedTuple):
 class Merged:
     """Sums of the tables of one slice by (model, version) and day; `parts` says what each file gave.
 
-    Raises ValueError with file and line for what cannot be added: another format or grid, outcomes read otherwise, or a slice
-    that an agent has not because it cut the segment into others.
+    Raises ValueError with file and line for what cannot be added: another format or grid, outcomes or scores read otherwise, or
+    a slice that an agent has not because it cut the segment into others.
     """
 
     def __init__(self, paths: Sequence[Path], of: str = "all") -> None:
         self.slice = of
         self.days: dict[tuple[str, str], dict[int, Table]] = {}
-        self.labels: dict[str, tuple[dict[str, Any], tuple[LabelRule, ...], Path]] = {}
+        self.read: dict[str, tuple[dict[str, Any], tuple[LabelRule, ...], Path]] = {}
         self._cut: dict[tuple[str, str], tuple[set[str], Path]] = {}
         self.parts = [self._add(path) for path in paths]
 
@@ -94,9 +96,11 @@ class Merged:
         verdicts = line["labels"]["verdicts"]
         given = (verdicts[v] for v in VERDICTS)
         rules = tuple(LabelRule("unknown", never=True) if v == "never" else LabelRule(v) for v in given)
-        said, _, where = self.labels.setdefault(line["model"], (line["labels"], rules, path))
-        if said != line["labels"]:
-            raise ValueError(f"labels of {line['model']} are {line['labels']}, in {where} {said}; they cannot be added")
+        here = {name: line[name] for name in ("labels", "margins")}
+        said, _, where = self.read.setdefault(line["model"], (here, rules, path))
+        for name in here:
+            if said[name] != here[name]:
+                raise ValueError(f"{name} of {line['model']} are {here[name]}, in {where} {said[name]}; they cannot be added")
         if line["slice"] != self.slice:
             return EMPTY
         day = int(np.datetime64(line["day"], "D").astype(np.int64))
@@ -116,5 +120,7 @@ class Merged:
                 groups.setdefault(month_of(day) if by == "month" else iso(day * DAY)[:10], []).append(day)
             for name, some in groups.items():
                 table = total([days[d] for d in some])
-                made = summary(table, self.labels[model][1], Key(model, version, self.slice, some[-1]), name, None)
+                read, rules, _ = self.read[model]
+                made = summary(table, rules, Key(model, version, self.slice, some[-1]), name, None)
+                made = of_margins(made) if read["margins"] else made
                 yield timeline.estimates(by, name, (model, version), made) | {"slice": self.slice, "rows": table.n}

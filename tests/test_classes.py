@@ -13,6 +13,7 @@ from monitor import timeline
 from monitor.agent import Agent
 from monitor.config import ConfigError, parse
 from monitor.core.tables import EMPTY
+from monitor.data import Merged
 from monitor.formats import decode
 
 DAY = 86_400_000
@@ -191,6 +192,11 @@ def test_several_labels_logits_and_margins(agent):
     assert refused >= {"ece", "ece_width10", "bias", "offset", "slope", "brier", "brier_calibration", "log_loss", "mean_score"}
     assert a.gauge("scorewatch_scored", model="rank", window="28d") == 300
     assert a.ask("/v1/models/rank/reliability?bins=width10")[1]["reason"] == "margin_scores"
+    (a.folder / "data.ndjson").write_text(a.ask("/v1/data")[1])
+    merged = {item["model"]: item["estimates"] for item in Merged([a.folder / "data.ndjson"]).items("month")}
+    assert merged["rank"] == a.ask("/v1/models/rank/days?by=month")[1][0]["estimates"]
+    assert merged["rank"]["brier"]["reason"] == "margin_scores"
+    assert "reason" not in merged["tags:red"]["brier"]
 
 
 def test_classes_keep_their_places(agent):

@@ -171,6 +171,7 @@ def other_labels(line):
         (lambda line: line | {"format": 2}, "line 1: format 2, this version reads 1"),
         (lambda line: line | {"grid": 7}, "line 1: grid 7, this version reads 1"),
         (other_labels, "they cannot be added"),
+        (lambda line: line | {"margins": True}, "margins of m are True, in "),
         (lambda line: line | {"day": "soon"}, "line 1: "),
         (lambda line: line | {"bin": line["bin"][::-1]}, "the cells are not those of a table"),
         (lambda line: line | {"bin": [x + 5_000 for x in line["bin"]]}, "the cells are not those of a table"),
@@ -183,7 +184,7 @@ def other_labels(line):
     ],
 )
 def test_what_cannot_be_added_is_refused(files, tmp_path, capsys, change, message):
-    """Another format, grid or way to read outcomes, a damaged line and a file of something else leave a message and no sum."""
+    """Another format, grid or way to read outcomes or scores, a damaged line or another file leave a message and no sum."""
     with open(files[0]) as f:
         line = json.loads(f.readline())
     assert line["slice"] == "all"
