@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from types import NoneType
 from typing import Annotated, Any
 
@@ -99,6 +100,12 @@ class FullPrediction(_Prediction, gc=False, forbid_unknown_fields=True, kw_only=
     score: Unit
 
 
+class UnboundedPrediction(_Prediction, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A prediction of a model whose score is a logit or a margin."""
+
+    score: float
+
+
 class ClassPrediction(_Prediction, gc=False, forbid_unknown_fields=True, kw_only=True):
     """A prediction of a model with classes."""
 
@@ -144,6 +151,7 @@ class Head(msgspec.Struct):
 
 lean_prediction = msgspec.json.Decoder(LeanPrediction)
 full_prediction = msgspec.json.Decoder(FullPrediction)
+unbounded_prediction = msgspec.json.Decoder(UnboundedPrediction)
 class_prediction = msgspec.json.Decoder(ClassPrediction)
 lean_label = msgspec.json.Decoder(LeanLabel)
 full_label = msgspec.json.Decoder(FullLabel)
@@ -251,6 +259,12 @@ class Decoder:
         self.segments, self.review, self.features, self.scores = segments, review, features or {}, scores or {}
         self.only_model = next(iter(segments)) if len(segments) == 1 and "*" not in segments else None
         self._caches: dict[str, _SegmentCache] = {}
+        classes = any(how.classes for how in self.scores.values())
+        unbounded = any(how.unbounded and not how.classes for how in self.scores.values())
+        self._lines: dict[str, list[Any]] = {
+            "labels": [lean_label, full_label, *[class_label] * classes],
+            "predictions": [lean_prediction, full_prediction, *[unbounded_prediction] * unbounded, *[class_prediction] * classes],
+        }
 
     def known(self, model: str) -> bool:
         """Return whether the configuration has an entry for the model."""
@@ -286,9 +300,7 @@ class Decoder:
 
     def _typed(self, made: "Maker", part: memoryview, kind: str) -> bool:
         """Decode a slice with the typed decoders; False when a line needs the slow path."""
-        classes = any(how.classes for how in self.scores.values())
-        decoders: list[Any] = [lean_label, full_label] if kind == "labels" else [lean_prediction, full_prediction]
-        for decoder in decoders + [class_label if kind == "labels" else class_prediction] * classes:
+        for decoder in self._lines[kind]:
             try:
                 items: Any = decoder.decode_lines(part)
             except (msgspec.DecodeError, RecursionError):
@@ -394,8 +406,8 @@ class Maker:
             "version": [e.version for e in items],
             "segments": [bytes(e.segments) for e in items],
         }
-        name = "scores" if type(items[0]) is ClassPrediction else "score"
-        columns[name] = [getattr(e, name) for e in items]
+        classes = type(items[0]) is ClassPrediction
+        columns |= {"scores": [e.scores for e in items]} if classes else {"score": [e.score for e in items]}
         if type(items[0]) is not LeanPrediction:
             verdict = [
                 "flag" if e.flagged else "pass" if e.verdict is None and e.flagged is not None else e.verdict for e in items
@@ -404,8 +416,8 @@ class Maker:
                 return False
             columns |= {"verdict": verdict, "policy": [e.policy for e in items]}
             columns |= {"label_prob": [e.label_prob for e in items], "cluster": [e.cluster for e in items]}
-            if any(e.features is not _NULL for e in items):
-                columns["features"] = [e.features for e in items]
+            if (features := [e.features for e in items]).count(_NULL) < n:
+                columns["features"] = features
         return self.columns(columns, n)
 
     def columns(self, c: Mapping[str, Any], n: int) -> bool:
@@ -470,8 +482,8 @@ class Maker:
         how = kinds[0]
         if any(kind is not how for kind in kinds) or ("scores" in c) is not bool(how.classes) or {"score", "scores"} <= c.keys():
             raise ValueError("scores")
-        rows = list(map(how.row, c["scores"])) if how.classes else [c["score"]]
-        if not all(type(s) in (float, int) for row in rows for s in row or (None,)):
+        rows: list[Any] = list(map(how.row, c["scores"])) if how.classes else [c["score"]]
+        if None in rows or not set(map(type, chain.from_iterable(rows))) <= {float, int}:
             raise ValueError("scores")
         scores: Floats = np.array(rows, np.float64)
         return how, scores if how.classes else scores.T

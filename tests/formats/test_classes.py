@@ -8,6 +8,7 @@ import pytest
 from monitor.core.events import FLAG, UNDECIDED, Predictions
 from monitor.formats import Decoder, Hasher, decode
 from monitor.formats.classes import Scores, sigmoid, softmax
+from monitor.formats.json import Maker
 
 T = 1_741_000_000_000
 NAMES = ("cat", "dog", "other")
@@ -203,3 +204,12 @@ def test_mixed_batches_keep_their_order():
     del carried["scores"], carried["version"]
     both = read([carried], "labels")
     assert (both.predictions.index.tolist(), both.labels.label.tolist()) == ([0] * 4, [1] * 4)
+
+
+@pytest.mark.parametrize("scores", [[-7.5, 0.25, 1e9], [0.25, 0.5, 1.0]])
+def test_lines_of_unbounded_scores_are_read_at_once(scores):
+    """NDJSON of logits and margins has typed lines like that of probabilities, with the same rows as one by one."""
+    events = [{k: v for k, v in event(i, s, "rank").items() if k != "scores"} | {"score": s} for i, s in enumerate(scores)]
+    made, lines = Maker(DECODER, "predictions"), "\n".join(map(json.dumps, events)).encode()
+    assert DECODER._typed(made, memoryview(lines), "predictions")
+    assert same(made.batch().predictions, read(events).predictions)
