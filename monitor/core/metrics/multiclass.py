@@ -194,11 +194,18 @@ def _mean(values: Sequence[float | None]) -> float | str:
     return sum(there) / len(there) if there else "no_labels"
 
 
+def _unread(w: Window) -> str:
+    """Return why the outcomes of some class mean nothing, else nothing."""
+    return next((r.reason or "no_labels" for r in w.readings if r.reason or not r.n.any()), "")
+
+
 # Ranking.
 
 
 def macro_auc(w: Window) -> float | str:
     """Return the mean over the classes of P(a row of the class scores higher for it than another row does)."""
+    if reason := _unread(w):
+        return reason
     values = [b.roc_auc for b in balances(w)]
     there = [v for v in values if v is not None]
     return "unseen_class" if len(there) < len(values) else sum(there) / len(there)
@@ -206,6 +213,8 @@ def macro_auc(w: Window) -> float | str:
 
 def micro_auc(w: Window) -> float | str:
     """Return the area under the ROC curve of all pairs of a row and a class, whose outcome is whether it is of it."""
+    if reason := _unread(w):
+        return reason
     columns = [np.concatenate([getattr(r, name) for r in w.readings]) for name in ("bin", "neg", "pos")]
     grid, at = np.unique(columns[0], return_inverse=True)
     neg, pos = (np.bincount(at, column, len(grid)).astype(np.float64) for column in columns[1:])
@@ -219,6 +228,8 @@ def ovo_auc(w: Window) -> float | str:
     """
     if len(w.classes) > PAIR_CLASSES:
         return "too_many_classes"
+    if reason := _unread(w):
+        return reason
     counts = [t.classes for t in w.tables]
     if any(c is None or not c[:, i + 1].any() for i, c in enumerate(counts)):
         return "unseen_class"
@@ -236,8 +247,7 @@ def ovo_auc(w: Window) -> float | str:
 
 def brier(w: Window) -> float | str:
     """Return the mean over rows of the sum over classes of (p_k - y_k)**2, which lies between 0 and 2."""
-    reason = _unread(w)
-    return reason or sum(r.losses[0] / float(r.n.sum()) for r in w.readings)
+    return _unread(w) or sum(r.losses[0] / float(r.n.sum()) for r in w.readings)
 
 
 def log_loss(w: Window) -> float | str:
@@ -252,11 +262,6 @@ def log_loss(w: Window) -> float | str:
         exact = table.weights is None and table.labelled == r.n.sum()
         total += float(table.totals[2, 3]) if exact else float(r.pos @ log_losses(r.score, np.ones(len(r.n), bool)))
     return total / n
-
-
-def _unread(w: Window) -> str:
-    """Return why the outcomes of some class mean nothing, else nothing."""
-    return next((r.reason or "no_labels" for r in w.readings if r.reason or not r.n.any()), "")
 
 
 # All of it.

@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, recall_score, roc_auc_score
 
-from monitor.core.events import NONE
+from monitor.core.events import NONE, VERDICTS
 from monitor.core.metrics import multiclass
 from monitor.core.metrics.calibration import ece
 from monitor.core.metrics.multiclass import Window, view
-from monitor.core.readings import known
+from monitor.core.readings import LabelRule, known, mature
 from monitor.core.tables import EMPTY, LABEL, MARGIN_BINS, ROW, edges_of_width, from_dict, tables, to_dict
 
 LUT = np.zeros((1, 1), np.int32)
@@ -156,6 +156,18 @@ def test_a_class_never_seen():
     assert sum(nothing["margin"]["n"]) == 1_000
     empty = Window(("a", "b"), [EMPTY] * 2, [known(EMPTY)] * 2, (EMPTY, known(EMPTY)))
     assert view(empty)["confusion"]["counts"] == [[0, 0], [0, 0]]
+
+
+def test_too_few_labels():
+    """Where too few of the expected labels came, whatever is made of outcomes alone says so instead of a number."""
+    p, y = drawn(np.random.default_rng(9), 1_000, 3)
+    y[300:] = -1
+    *of, top = targets(p, y)
+    read = [mature(t, (LabelRule("unknown"),) * len(VERDICTS)) for t in (*of, top)]
+    found = view(Window(("a", "b", "c"), of, read[:3], (top, read[3])))
+    names = ("roc_auc_macro", "roc_auc_micro", "roc_auc_ovo", "brier", "log_loss", "ece_top_label")
+    assert [found[name] for name in names] == [{"reason": "unidentified"}] * 6
+    assert found["confusion"]["true"] == np.bincount(y[:300]).tolist()
 
 
 def test_more_than_ten_classes():
