@@ -18,7 +18,6 @@ from monitor.beside import beside
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
 from monitor.core import guards, readings, rules
-from monitor.core.baseline import Baseline
 from monitor.core.compare import policy_volume
 from monitor.core.days import (
     WINDOWS,
@@ -57,7 +56,7 @@ from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
-from monitor.watched import Watched, add_passed, features_digest, read_baseline
+from monitor.watched import Watched, add_passed, baseline_of, features_digest
 
 log = logging.getLogger("scorewatch")
 
@@ -77,7 +76,10 @@ class Agent:
 
     def __init__(self, config: Config, version: str, durable: bool = True, clock: WallClock | None = None) -> None:
         self.config = config
-        self.baselines = {name: self._read_baseline(m) for name, m in config.models.items() if m.baseline}
+        try:
+            self.baselines = {name: baseline_of(m) for name, m in config.models.items() if m.baseline}
+        except ValueError as e:
+            raise StateError(str(e)) from None
         self.store = Store(config.state, config.hash, config.waiting_rows, durable)
         self._keep_classes()
         self.clock: WallClock | EventClock
@@ -161,24 +163,6 @@ class Agent:
             elif b.features:
                 known.setdefault(name, [digest, 0])
         return known
-
-    def _read_baseline(self, model: Model) -> Baseline:
-        assert model.baseline is not None
-        try:
-            made = read_baseline(model.baseline)
-        except ValueError as e:
-            raise StateError(f"{e}; build it anew or take `models.{model.name}.baseline` out") from None
-        if made.segments != model.segments:
-            raise StateError(
-                f"{model.baseline}: was built with segments {list(made.segments)}, models.{model.name}.segments is "
-                f"{list(model.segments)}; make them the same"
-            )
-        if missing := [name for name in model.features if name not in made.features]:
-            raise StateError(
-                f"{model.baseline}: has no feature {missing[0]!r} (it has {', '.join(made.features) or 'none'}); "
-                f"take it out of models.{model.name}.features or build the baseline with it"
-            )
-        return made
 
     def _fold(self, entry: Entry) -> None:
         key = entry.model, entry.version, entry.body["rule"]

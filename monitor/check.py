@@ -150,21 +150,33 @@ def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
     return power.plan(population, per_day, horizon, expected, model.labels.rules, limits, np.random.default_rng(0), runs)
 
 
-def sights(config: Config, read: Callable[[Path], Baseline], progress: Callable[[str], None]) -> dict[str, Plan | str]:
-    """Return what can be seen when by model, or why nobody knows; a model without per_day and baseline is left out.
+def baselines(config: Config, read: Callable[[Model], Baseline]) -> tuple[dict[str, Baseline], list[str]]:
+    """Return the baselines by model, and what is wrong with those that `read` refuses with a ValueError."""
+    found: dict[str, Baseline] = {}
+    wrong: list[str] = []
+    for name, m in config.models.items():
+        try:
+            found |= {name: read(m)} if m.baseline else {}
+        except ValueError as e:
+            wrong.append(str(e))
+    return found, wrong
 
-    `read` returns the baseline of a file or raises ValueError with what is wrong.
+
+def sights(config: Config, promised: Mapping[str, Baseline], progress: Callable[[str], None]) -> dict[str, Plan | str]:
+    """Return what can be seen when by model, or why nobody knows; `promised` are the baselines.
+
+    A model is left out that has neither per_day nor a baseline, or one that cannot be read.
     """
-    models = [m for m in config.models.values() if m.per_day or m.baseline]
+    models = [m for name, m in config.models.items() if name in promised or (m.per_day and not m.baseline)]
     runs = 12 if len(models) < 3 else 5
     found: dict[str, Plan | str] = {}
     for m in models:
         progress(f"what can be seen of {m.name} when")
-        if m.baseline is None:
+        if m.name not in promised:
             found[m.name] = "write `baseline`: what can be seen depends on the scores and outcomes of validation"
             continue
         try:
-            found[m.name] = seen(m, read(m.baseline), runs)
+            found[m.name] = seen(m, promised[m.name], runs)
         except ValueError as e:
             found[m.name] = str(e)
     return found

@@ -148,11 +148,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from monitor import check
-    from monitor.watched import read_baseline
+    from monitor.watched import baseline_of
 
     config = load(args.config)
     sizing, room = check.size_of(config), check.room_of(config.state)
-    misfits, seen = check.misfits(config, sizing, room), check.sights(config, read_baseline, _progress)
+    promised, wrong = check.baselines(config, baseline_of)
+    misfits, seen = wrong + check.misfits(config, sizing, room), check.sights(config, promised, _progress)
     _progress("", last=True)
     if args.json:
         plans = {name: found if isinstance(found, str) else asdict(found) for name, found in seen.items()}

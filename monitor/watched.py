@@ -92,6 +92,27 @@ def read_baseline(path: Path) -> Baseline:
     return made
 
 
+def baseline_of(model: Model) -> Baseline:
+    """Return the baseline of a model that has one; raise ValueError when it cannot be that, with what to do."""
+    assert model.baseline is not None
+    key = f"models.{model.parent or model.name}"
+    try:
+        made = read_baseline(model.baseline)
+    except ValueError as e:
+        raise ValueError(f"{e}; build it anew or take `{key}.baseline` out") from None
+    if made.segments != model.segments:
+        raise ValueError(
+            f"{model.baseline}: was built with segments {list(made.segments)}, {key}.segments is {list(model.segments)}; "
+            "make them the same"
+        )
+    if missing := [name for name in model.features if name not in made.features]:
+        raise ValueError(
+            f"{model.baseline}: has no feature {missing[0]!r} (it has {', '.join(made.features) or 'none'}); "
+            f"take it out of {key}.features or build the baseline with it"
+        )
+    return made
+
+
 def features_digest(features: Mapping[str, Feature]) -> str:
     """Return a digest of what the codes of features mean."""
     return hashlib.sha256(json.dumps(list(to_dict(features).items())).encode()).hexdigest()[:16]

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from monitor import check
+from monitor.agent import Agent
 from monitor.check import Room
 from monitor.cli import main
 from monitor.config import describe, load, parse
@@ -15,7 +17,7 @@ from monitor.core import power
 from monitor.core.baseline import Baseline, to_json
 from monitor.core.events import DAY
 from monitor.core.sizing import PROCESS_BYTES
-from monitor.watched import read_baseline
+from monitor.store import StateError
 
 FRAUD = "models: {fraud: {per_day: 100k, labels: {horizon: 90d}}}\n"
 PLENTY = Room(10**12, 0, 10**12)
@@ -225,16 +227,30 @@ def test_what_can_be_seen_when(tmp_path, capsys):
 
 
 def test_what_nobody_can_see(tmp_path):
-    """Without a baseline check says what it needs, of a damaged one which file it is, and of other models nothing."""
+    """Without a baseline check says what it needs, and of models without per_day nothing."""
     path = tmp_path / "c.yaml"
-    (tmp_path / "broken.json").write_text("{")
-    path.write_text("models: {a: {per_day: 5}, b: {baseline: broken.json}, c: }\n")
-    lines = check.seen_lines(check.sights(load(path), read_baseline, lambda text: None))
-    assert lines[:3] == [
+    path.write_text("models: {a: {per_day: 5}, c: }\n")
+    assert check.seen_lines(check.sights(load(path), {}, lambda text: None)) == [
         "What can be seen when",
         "a",
         "  unknown: write `baseline`: what can be seen depends on the scores and outcomes of validation",
     ]
-    assert lines[3] == "b"
-    assert lines[4].startswith(f"  unknown: {tmp_path / 'broken.json'}: ")
-    assert len(lines) == 5
+
+
+def test_a_baseline_that_the_agent_refuses(tmp_path, capsys):
+    """Check refuses what the agent would not start with, a baseline of a target too, in the same words: file, key and remedy."""
+    path = tmp_path / "c.yaml"
+    text = with_baseline(tmp_path).replace("threshold", "features: [age], threshold")
+    (tmp_path / "b").mkdir()
+    for name in ("x", "y", "top"):
+        (tmp_path / "b" / f"{name}.json").write_text("{" if name == "y" else (tmp_path / "baseline.json").read_text())
+    path.write_text(text.replace("}}", "}}, a: {classes: [x, y], baseline: b}"))
+    assert main(["check", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/baseline.json: has no feature 'age' (it has none); take it out of models.fraud.features" in said
+    assert f"{tmp_path}/b/y.json: " in said
+    assert "take `models.a.baseline` out" in said
+    config = load(path)
+    with pytest.raises(StateError) as e:
+        Agent(replace(config, state=tmp_path / "state"), "test")
+    assert str(e.value) in said
