@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from monitor.core.compare import Pairs
 from monitor.core.events import U64x2
 from monitor.core.readings import LabelRule
-from monitor.core.tables import LABEL, NAMED, ROW
+from monitor.core.tables import LABEL, NAMED, ROW, wanted
 from monitor.store import Store
 
 MAX_ROWS = 100_000
@@ -38,10 +38,9 @@ def _outcomes(rows: NDArray[Any], labels: NDArray[Any], rules: tuple[LabelRule, 
     """Return 1, 0 or -1 (unknown) for pairs of rows and labels, shape (2, n): what a verdict prevents is not known of either."""
     # A label that names a version is only that version's; else both have the same.
     label = labels["outcome"].max(axis=0)
-    target = rows["target"][0]
-    positive = label == np.where(target == 0, 1, target.astype(np.int8) - 1)
+    positive = label == wanted(rows[0])
     negative = np.array([rule.missing == "negative" for rule in rules])[rows["verdict"]].all(axis=0)
-    known = ((label >= 0) & ((label <= 1) | (target > 0))) | negative
+    known = ((label >= 0) & ((label <= 1) | (rows["target"][0] > 0))) | negative
     never = np.array([rule.never for rule in rules])[rows["verdict"]].any(axis=0)
     outcome: NDArray[np.int8] = np.where(known & ~never, positive, -1).astype(np.int8)
     return outcome
