@@ -304,7 +304,9 @@ def _version(s: Snapshot, request: Request) -> Version:
     name, version = request.path_params["model"], request.query_params.get("version")
     found = [v for v in s.versions if v.model == name and (v.version == version or (version is None and v.role == "live"))]
     if not found:
-        raise problem(404, f"no version {version or 'that is live'} of model {name}")
+        targets = sorted({v.model for v in s.versions if v.model.startswith(f"{name}:")})
+        there = f"; there are {', '.join(targets)}" if targets else ""
+        raise problem(404, f"no version {version or 'that is live'} of model {name}{there}")
     if len(found) > 1:
         raise problem(400, f"say which version: {', '.join(v.version for v in found)}")
     return found[0]

@@ -182,6 +182,7 @@ def test_several_labels_logits_and_margins(agent):
     a.now(T + 3 * DAY)
     found = a.ask("/v1/models/tags/classes")[1]
     assert "confusion" not in found
+    assert a.ask("/v1/models/tags/curves")[1]["error"].endswith(" of model tags; there are tags:big, tags:red")
     areas = [roc_auc_score(y[:, i], z[:, i]) for i in (0, 1)]
     assert [c["roc_auc"] for c in found["classes"]] == pytest.approx(areas, abs=1e-3)
     assert [c["base_rate"] for c in found["classes"]] == close(y.mean(axis=0))
