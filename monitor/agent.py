@@ -140,7 +140,8 @@ class Agent:
         seen = json.loads(self.store.meta.get("seen", "{}"))
         for code in range(len(self.store.versions.names)):
             if (w := self._watch(code)) is not None:
-                w.seen = seen.get(str(code), self.store.newest.get(code, 0))
+                # Of what came after the last tick the rows tell.
+                w.seen = max(seen.get(str(code), 0), self.store.newest.get(code, 0))
         if (now := self.clock.now) is not None:
             self.store.keep_from = self._keep_from(now)
         counted_by = json.loads(self.store.meta.get("counted_by", "{}"))
@@ -490,11 +491,12 @@ class Agent:
         """Let detectors look at the whole days that ended or matured: of live versions by their traffic, then of canaries."""
         live = [w for w in active if w.role == "live"]
         for w in (*live, *(w for w in active if w.role == "canary")):
-            closed = {d for v, d in closing if v == w.code}
             coming = self._coming(w.code, now)
             beside = self._beside(w, live) if w.role == "canary" else None
+            # What the live version is on a day that was counted again is another thing to be beside.
+            again = {d for v, d in closing if v == w.code or (beside is not None and v == beside.code)}
             if w.role == "live" or beside is not None:
-                w.look(now, self.served.threshold(*w.name), closed, coming, beside)
+                w.look(now, self.served.threshold(*w.name), again, coming, beside)
         for w in live:
             together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
             w.looks.weigh(together)
@@ -511,9 +513,17 @@ class Agent:
         return set(range(newest // DAY + 1, now // DAY))
 
     def _beside(self, canary: Watched, live: Iterable[Watched]) -> Watched | None:
-        """Return the live version of the model with the most traffic, None when there is none."""
+        """Return the live version of the model with the most traffic, None when there is none.
+
+        The one so far remains while no other has more than twice its traffic: with another one evidence begins anew.
+        """
         others = [w for w in live if w.model.name == canary.model.name]
-        return max(others, key=lambda w: (w.looks.volume.get(w.looks.ended, 0), w.version), default=None)
+
+        def rank(w: Watched) -> tuple[int, str]:
+            rows = w.looks.volume.get(w.looks.ended, 0)
+            return 2 * rows if w.version == canary.looks.digest else rows, w.version
+
+        return max(others, key=rank, default=None)
 
     def _look(self, active: Sequence[Watched], now: int) -> tuple[list[Alert], list[Alert]]:
         """Return the alerts that are pending or firing after this tick, and those that ended with it."""
@@ -537,18 +547,21 @@ class Agent:
                     self.alerts.pop(key, None)
                     continue
                 after = rules.step(rule, *key[:2], before, self._evidence(rule, w, now), now)
-                if after is None or after.state == "resolved":
+                if after is None:
                     self.alerts.pop(key, None)
-                    if after is not None and rule.detector:
+                    ended += [rules.resolved(before, "dropped", now)] if before is not None else []
+                    continue
+                slices = next((d.slices for d in w.detections(now) if d.rule == rule.name), ())
+                about = "all" if after.observed is None else after.observed.key.slice
+                after = replace(after, expected=w.expected(rule.shown, about), slices=slices)
+                if after.state == "resolved":
+                    self.alerts.pop(key, None)
+                    ended.append(after)
+                    if rule.detector:
                         w.looks.restart(rule.name)
-                    if after is None and before is not None:
-                        after = rules.resolved(before, "dropped", now)
-                    ended += [after] if after is not None else []
                 else:
-                    slices = next((d.slices for d in w.detections(now) if d.rule == rule.name), ())
-                    about = "all" if after.observed is None else after.observed.key.slice
-                    self.alerts[key] = replace(after, expected=w.expected(rule.shown, about), slices=slices)
-                    alerts.append(self.alerts[key])
+                    self.alerts[key] = after
+                    alerts.append(after)
         return alerts, ended
 
     def _explain(self, active: Sequence[Watched], alerts: Iterable[Alert], now: int) -> None:

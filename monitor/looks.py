@@ -137,14 +137,22 @@ class Looks:
             for rule in (r for r in self.rules if METRICS[r.shown].decided):
                 self._anew(rule.name, self.changed)
         if self.digest not in ("", digest):
-            self.evidence, self.history = {}, {}
+            self.evidence, self.history, self.dirty, self.weight = {}, {}, 0, 0.0
             self._changed()
         self.digest, self.test, self.threshold, self.first = digest, test, threshold, first
 
+    def learn(self) -> None:
+        """Look at all mature days again together with the next new one, as what is expected of them was learnt anew."""
+        self.history, self.dirty, self.unsaved = {}, 0, True
+
     def weigh(self, together: int) -> None:
-        """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet."""
-        share = self.volume.get(self.ended, 0) / together if together else 1.0
-        if (not self.evidence or self.weight <= FEW < share) and self.weight != share:
+        """Fix the part of the traffic of all live versions, `together` rows on the last day, while there is no evidence yet.
+
+        Of the first two days the later one says it, as the first is rarely whole.
+        """
+        share = self.volume.get(self.ended, 0) / max(together, 1)
+        early = not self.evidence or len(self.volume) <= 2
+        if together and (early or self.weight <= FEW < share) and self.weight != share:
             self.weight = share
             self._changed()
 
@@ -175,7 +183,8 @@ class Looks:
         self.unsaved, self.dirty = self.unsaved or dirty != self.dirty, dirty
         if not days or days[-1] <= self.mature or self.test is None:
             return
-        self.dirty = min((d for d in (self.dirty, *self._unseen(self.test)) if d is not None), default=None)
+        learnt = self._learnt(self.test) if isinstance(self.test, Promise) else []
+        self.dirty = min((d for d in (self.dirty, *learnt) if d is not None), default=None)
         first = self.mature + 1
         if self.dirty is not None:
             # Evidence after the day before; where that is not remembered, from the first day on.
@@ -194,7 +203,7 @@ class Looks:
         self.coverage = {d: c for d, c in self.coverage.items() if d > oldest - _REMEMBERED}
         self.skipped = {d: reason for d, reason in self.skipped.items() if d > oldest}
 
-    def _unseen(self, test: Promise | Beside) -> list[int]:
+    def _learnt(self, test: Promise) -> list[int]:
         """Return the first day that counts for each rule that has seen none of those that were looked at: it was learning."""
         able = [r.name for r in self.rules if r.basis == "mature" and not test.reason(r.detector) and r.name not in self.evidence]
         return [since for name in able if (since := self.since.get(name, 0)) <= self.mature]

@@ -691,20 +691,20 @@ class Watched:
     # Looking at whole days.
 
     def look(
-        self, now: int, threshold: float | None, closing: Collection[int], arriving: Collection[int], live: "Watched | None"
+        self, now: int, threshold: float | None, counted: Collection[int], arriving: Collection[int], live: "Watched | None"
     ) -> None:
-        """Look at the days that ended and those that matured since the last time; `closing` days have just been counted.
+        """Look at the days that ended and those that matured since the last time; `counted` days have just been counted.
 
         A day in `arriving` has not ended yet, whatever the clock says: its events are being read in. A canary is looked at
         beside the `live` version.
         """
         state = (self.baseline_revision, threshold) if live is None else live.name
-        if not closing and self.looks.ended >= now // DAY - 1 and self.expected_of == state:
+        if not counted and self.looks.ended >= now // DAY - 1 and self.expected_of == state:
             return
-        closed = {d for v, d in self.store.closed if v == self.code} | set(closing)
+        closed = {d for v, d in self.store.closed if v == self.code} | (self.days.keys() & set(counted))
         there = self._there() | closed
         if live is None:
-            self._expect(closed, threshold, now)
+            self._expect(closed, counted, threshold, now)
         elif self.expected_of != state:
             self.expected_of = state
             self.looks.expect(live.version, Beside(live.tables_beside, self.model.labels.rules), None, 0, now // DAY)
@@ -712,7 +712,7 @@ class Watched:
         def tables_of(day: int) -> Mapping[str, Table]:
             return self.whole_day(day, day in closed)
 
-        self.looks.see_mature(closed, closing, tables_of)
+        self.looks.see_mature(closed, counted, tables_of)
         first = self.looks.ended + 1 if self.looks.ended >= 0 else min(there, default=now // DAY)
         for day in range(first, now // DAY):
             if day in arriving:
@@ -740,22 +740,27 @@ class Watched:
             return self.whole_day(day, closed)
         return self.counted(day) if basis == "scored" and day in self._there() else {}
 
-    def _expect(self, closed: Collection[int], threshold: float | None, now: int) -> None:
-        """Tell the detectors what the baseline makes them expect under the present threshold."""
+    def _expect(self, closed: Collection[int], counted: Collection[int], threshold: float | None, now: int) -> None:
+        """Tell the detectors what the baseline makes them expect under the present threshold.
+
+        What was learnt from live days is learnt anew when one of them was counted again, as after a start.
+        """
         baseline, state = self.baseline, (self.baseline_revision, threshold)
-        test = self.looks.test
-        learning = isinstance(test, Promise) and "learning" in test.nulls.reasons.values()
-        if self.expected_of == state and not learning:
-            return
-        self.expected_of = state
         if baseline is None or baseline.provenance["kind"] == "observed":
+            self.expected_of = state
             return
         first = -(-baseline.until // DAY)
         days = sorted(d for d in closed if d >= first)[:_LEARNING]
+        learns = len(baseline.days.get("all", {})) < detectors.MIN_DAYS and not set(days).isdisjoint(counted)
+        if self.expected_of == state and not learns:
+            return
+        self.expected_of = state
         live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in days}
         nulls = detectors.nulls(baseline.days, threshold, self.model.labels.rules, baseline.promises, live)
         promise = Promise(nulls, self.model.labels.rules)
         self.looks.expect(f"{baseline.checksum} {self.counted_by}", promise, threshold, first, now // DAY)
+        if learns:
+            self.looks.learn()
 
     def detections(self, now: int) -> tuple[Detection, ...]:
         """Return what the detectors see, made anew only when they looked at a day or what they look at changed."""

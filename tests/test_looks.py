@@ -13,9 +13,9 @@ from monitor.core.detectors import nulls
 from monitor.core.metrics import METRICS
 from monitor.core.readings import LabelRule
 from monitor.core.reasons import REASONS
-from monitor.core.rules import FALSE_ALARMS, SHIPPED, budgeted
+from monitor.core.rules import FALSE_ALARMS, SHIPPED, budgeted, detecting
 from monitor.core.tables import EMPTY, total
-from monitor.looks import Looks, Promise
+from monitor.looks import Beside, Looks, Promise
 from rows import table_of
 
 LABELS = (LabelRule("unknown"),) * 6
@@ -237,20 +237,42 @@ def test_a_day_without_its_labels(promise, days):
 
 
 def test_little_traffic(promise, days):
-    """A version with hardly any of the traffic spends nothing; its share lowers its evidence, and stays once there is any."""
+    """Of the first two days that ended the later one says what part of the traffic a version has, which lowers its evidence."""
     looks = fold(begun(promise), days, 0, 1)
+    looks.weigh(600)
     full = says(looks, days, "recall").evidence.value
-    looks.evidence.clear()
     looks.weigh(600 * 20)
     assert says(looks, days, "recall").evidence.reason == "low_traffic"
-    looks = begun(promise)
-    looks.see_ended(0, days[0])
-    looks.evidence.clear()
     looks.weigh(2_400)
-    looks.see_mature([0], [0], days.__getitem__)
     assert says(looks, days, "recall").evidence.value == pytest.approx(full + np.log(0.25))
+    fold(looks, days, 1, 2)
+    looks.weigh(1_200)
+    fold(looks, days, 2, 3)
     looks.weigh(600)
-    assert looks.weight == 0.25
+    assert looks.weight == 0.5
+    looks.expect("b", promise, THRESHOLD, 0, 3)
+    looks.weigh(1_800)
+    assert looks.weight == pytest.approx(1 / 3)
+
+
+def test_a_canary_looks_once_at_a_day(days):
+    """A contrast that never can be looked at brings no other look at days before, which another live version does."""
+    looked = []
+
+    def live(basis, d):
+        looked.append(d)
+        return {name: table_of([0.2, 0.4, 0.6], [0, 0, 1]) for name in SLICES}
+
+    rules = tuple(detecting(name, name) for name in ("recall", "calibration"))
+    looks = Looks(rules, LABELS, "canary")
+    looks.expect("v1", Beside(live, LABELS), None, 0, 0)
+    fold(looks, days, 0, 4)
+    assert looked == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {name: e.looks for name, e in looks.evidence.items()} == {"calibration": 4}
+    looks.expect("v2", Beside(live, LABELS), None, 0, 4)
+    fold(looks, days, 4, 5)
+    assert looked[8:] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert looks.evidence["calibration"].looks == 5
 
 
 def ended(*rows):
