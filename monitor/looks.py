@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_high
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,8 @@ _ENOUGH = 0.8
 """A mature day with fewer labels than this part of the usual coverage says nothing yet."""
 _HISTORY = 40
 """Evidence is remembered after each of the last so many days, to go on from there when an earlier day is counted again."""
+_KEPT = 20
+"""After one day in so many evidence is kept over a start as well, and remembered so much longer that one is before them all."""
 
 Tables = Callable[[int], Mapping[str, Table]]
 Window = Callable[[Rule, str], tuple[list[int], Table]]
@@ -198,7 +200,7 @@ class Looks:
         self.mature, self.dirty = days[-1], None
         self._changed()
         oldest = self.mature - _HISTORY
-        self.history = {d: then for d, then in self.history.items() if d > oldest}
+        self.history = {d: then for d, then in self.history.items() if d > oldest or (d % _KEPT == 0 and d > oldest - _KEPT)}
         # The oldest day that may be looked at again is compared with those before it.
         self.coverage = {d: c for d, c in self.coverage.items() if d > oldest - _REMEMBERED}
         self.skipped = {d: reason for d, reason in self.skipped.items() if d > oldest}
@@ -315,13 +317,14 @@ class Looks:
             _ratio("coverage_ratio", key, "mature", covered, self.mature, _middle, labelled),
         )
 
-    # Between two starts; what is remembered to go back to is not kept.
+    # Between two starts.
 
     def dump(self) -> bytes:
         """Return what `load` needs."""
         self.unsaved = False
         body = {
-            "evidence": {name: detectors.to_dict(e) for name, e in self.evidence.items()},
+            "evidence": _to_dict(self.evidence),
+            "history": {day: _to_dict(then) for day, then in self.history.items() if day % _KEPT == 0},
             "recent": {day: blob(tables) for day, tables in self.recent.items()},
             **{name: getattr(self, name) for name in _PLAIN},
         }
@@ -333,7 +336,11 @@ class Looks:
         for name in _PLAIN:
             setattr(self, name, body[name])
         known = {r.name for r in self.rules}
-        self.evidence = {name: detectors.from_dict(e) for name, e in body["evidence"].items() if name in known}
+        self.evidence, *then = (
+            {name: detectors.from_dict(e) for name, e in said.items() if name in known}
+            for said in (body["evidence"], *body["history"].values())
+        )
+        self.history = dict(zip(body["history"], then, strict=True))
         self.recent = {day: unblob(tables) for day, tables in body["recent"].items()}
 
 
@@ -351,6 +358,10 @@ _PLAIN = (
     "coverage",
     "skipped",
 )
+
+
+def _to_dict(evidence: Mapping[str, Evidence]) -> dict[str, dict[str, Any]]:
+    return {name: detectors.to_dict(e) for name, e in evidence.items()}
 
 
 def _together(name: str, found: Sequence[Detection], key: Key) -> Detection:

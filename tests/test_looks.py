@@ -170,6 +170,24 @@ def test_after_a_start(promise, days, changed):
     assert seen(loaded, MATURE) == seen(fold(begun(promise), other, 0, 32), MATURE)
 
 
+def test_how_far_back_a_start_goes(promise, days):
+    """After a start no more than the last 60 days are looked at again, with the same evidence, for a day of the last 40."""
+    looks = fold(begun(promise), [*days, *days], 0, 105)
+    loaded = Looks(RULES, LABELS)
+    loaded.load(looks.dump())
+    loaded.expect("a", promise, THRESHOLD, 0, 105)
+    looked = []
+
+    def again(d):
+        looked.append(d)
+        return [*days, *days][d]
+
+    loaded.see_mature(range(106), [66, 105], again)
+    assert 45 < looked[0] <= 66
+    assert seen(loaded, MATURE) == seen(fold(looks, [*days, *days], 105, 106, again=[66]), MATURE)
+    assert msgspec.msgpack.decode(loaded.dump())["history"] == msgspec.msgpack.decode(looks.dump())["history"]
+
+
 def test_another_threshold(baseline, promise, days):
     """Only detectors of what is flagged begin anew, with the first whole day under it, also when earlier days are recounted."""
     looks = fold(begun(promise), days, 0, 10)
