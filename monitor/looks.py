@@ -139,7 +139,8 @@ class Looks:
             for rule in (r for r in self.rules if METRICS[r.shown].decided):
                 self._anew(rule.name, self.changed)
         if self.digest not in ("", digest):
-            self.evidence, self.history, self.dirty, self.weight = {}, {}, 0, 0.0
+            # A live version is weighed anew, a canary never is.
+            self.evidence, self.history, self.dirty, self.weight = {}, {}, 0, 1.0 if self.canary else 0.0
             self._changed()
         self.digest, self.test, self.threshold, self.first = digest, test, threshold, first
 

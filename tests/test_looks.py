@@ -291,6 +291,7 @@ def test_a_canary_looks_once_at_a_day(days):
     fold(looks, days, 4, 5)
     assert looked[8:] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert looks.evidence["calibration"].looks == 5
+    assert says(looks, days, "canary").evidence.reason == ""
 
 
 def ended(*rows):
