@@ -537,6 +537,9 @@ class Agent:
                 reason = "version_gone" if w is None else "switched_off"
                 ended.append(rules.resolved(alert, reason, now))
                 del self.alerts[key]
+                # What was found before it went away says nothing of it when it is back.
+                for away in (v for v in self.watched.values() if v.name == key[:2]):
+                    away.looks.restart(alert.rule)
         for w in active:
             for rule in w.rules:
                 key = *w.name, rule.name

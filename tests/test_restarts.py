@@ -81,7 +81,9 @@ def told(begun, folder, batches, restarts):
     shutil.copytree(begun, folder)
     agent = opened(folder)
     for day, batch in enumerate(batches):
-        agent.ingest([decode(agent.decoder(), "\n".join(map(json.dumps, batch)).encode(), "events", "application/x-ndjson")])
+        if batch:
+            body = "\n".join(map(json.dumps, batch)).encode()
+            agent.ingest([decode(agent.decoder(), body, "events", "application/x-ndjson")])
         for before in (True, False):
             if (day, before) in restarts:
                 agent.store.close()
@@ -114,3 +116,15 @@ def test_restarts_change_nothing(begun, batches, expected, tmp_path, share):
     rng = np.random.default_rng(3)
     restarts = {(day, before) for day in range(DAYS) for before in (True, False) if rng.random() < share}
     assert told(begun, tmp_path / "agent", batches, restarts) == expected
+
+
+def test_evidence_ends_with_the_alert_of_a_version_that_goes_away(begun, batches, tmp_path):
+    """A version that is back after weeks is not blamed for what was found before them."""
+    some = [batch if day < 9 or day >= 27 else [] for day, batch in enumerate(batches)]
+    said, looks = told(begun, tmp_path / "agent", some[:30], set())
+    gone = {(version, body["rule"]) for _, kind, version, body in said if kind == "alert" and body["reason"] == "version_gone"}
+    assert ("v2", "canary") in gone
+    evidence = [(e, version, name) for version, at in looks.items() for name, e in at["evidence"].items()]
+    since = [e["since"] for e, *found in evidence if tuple(found) in gone or (found[0], "canary") in gone]
+    assert len(since) > 0
+    assert min(since) >= DAY0 + 27
