@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.core import readings
+from monitor.core.before_labels import ESTIMATED
 from monitor.core.days import Key
 from monitor.core.delays import Completeness
 from monitor.core.events import VERDICTS
 from monitor.core.metrics import METRICS, measure
 from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.metrics.daily import days_of
+from monitor.core.quantify import Quantified
 from monitor.core.readings import LabelRule
 from monitor.core.reasons import NO_INTERVAL, REASONS, UNDEFINED
 from monitor.core.tables import EMPTY, total
@@ -23,6 +26,10 @@ from rows import table_of
 KEY = Key("m", "1", "all", 20_000)
 HALF = Completeness(*(np.full((2, len(VERDICTS)), x) for x in (0.5, 0.01)), np.zeros((2, len(VERDICTS)), np.int64))
 
+_SCORE = np.linspace(0.05, 0.95, 1_000)
+VALIDATION = readings.promised(table_of(_SCORE, np.random.default_rng(0).random(1_000) < _SCORE))
+FOUND = Quantified(0.3, 1e-4, 0.5, 1_000)
+
 READINGS = {
     "scored": readings.scored,
     "known": readings.known,
@@ -30,6 +37,7 @@ READINGS = {
     "mature_unknown": lambda t: readings.mature(t, (LabelRule("unknown"),) * 6),
     "mature_never": lambda t: readings.mature(t, tuple(LabelRule("unknown", never=v == 5) for v in range(6))),
     "nowcast": lambda t: readings.nowcast([(t, HALF)], (LabelRule("unknown"),) * 6),
+    "estimated": lambda t: readings.estimated(readings.scored(t), VALIDATION, FOUND),
     "baseline": lambda t: readings.baseline(t, 0.5),
 }
 """Every reading of a table of rows; a new one joins here."""
@@ -49,7 +57,7 @@ RANGE = {
 
 ROWS = st.lists(
     st.tuples(
-        st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.2, 0.3, 0.8, 1.0])),
+        st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-250, 1e-90, 1e-30, 0.2, 0.3, 0.8, 1.0])),
         st.sampled_from([-1, 0, 1]),
         st.integers(0, 5),
         st.sampled_from([0, 1, 2, 3]),
@@ -69,11 +77,11 @@ def _rows(name, n=3_000, **columns):
     return score, outcome, verdict, rng
 
 
-def _measured(reading, table, names=None):
+def _measured(reading, table, names=None, days=None):
     """Return every estimate of a reading by name, against a baseline of the same scores."""
     base = readings.scored(table)
-    names = NOWCAST if reading.basis == "nowcast" else names
-    return {e.metric: e for e in measure(reading, KEY, "28d", calibration_edges(base), base, names)}
+    names = {"nowcast": NOWCAST, "estimated": ESTIMATED}.get(reading.basis, names)
+    return {e.metric: e for e in measure(reading, KEY, "28d", calibration_edges(base), base, names, days)}
 
 
 def _numbers(e):
@@ -136,11 +144,19 @@ def _check(e):
 
 @given(ROWS, st.booleans())
 def test_a_value_in_its_range_or_a_reason(events, clustered):
-    """Whatever the rows, every metric of every reading is a number in its range and its interval, or a reason and no number."""
+    """Whatever the rows, every metric of every reading is a number in its range and its intervals, also those of what days
+    like its own are expected to show, or a reason and no number.
+    """
     score, outcome, verdict, cluster = np.array(events, float).reshape(-1, 4).T
-    t = table_of(score, outcome.astype(np.int8), verdicts=verdict.astype(np.uint8), cluster=cluster * clustered)
+
+    def rows(at):
+        columns = {"verdicts": verdict[at].astype(np.uint8), "cluster": cluster[at] * clustered}
+        return table_of(score[at], outcome[at].astype(np.int8), **columns)
+
+    days = [rows(slice(i, None, 8)) for i in range(8)]
+    t = total(days)
     for read in READINGS.values():
-        for e in _measured(read(t), t).values():
+        for e in _measured(read(t), t, days=days_of([read(d) for d in days])).values():
             _check(e)
 
 

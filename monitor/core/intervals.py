@@ -134,7 +134,7 @@ def share(k: float, n: float, spread: Spread | None = None, groups: Groups | Non
         size = float(effective(n, hits + rest))
         variance = ((n - k) ** 2 * hits + k * k * rest - 2 * k * (n - k) * both) / n**4
         low, high = _share_interval(r, variance, size)
-    found = Measured(r, low, high, whole(size))
+    found = Measured(r, low, high, max(whole(size), 1))  # outcomes that are only likely may add up to less than a row
     return found if groups is None else clustered(found, groups, n, r * (1 - r) / n, _share_interval)
 
 
@@ -177,7 +177,7 @@ def student(df: float, level: float = LEVEL) -> float:
     g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92_160
-    return z + g1 / df + g2 / df**2 + g3 / df**3 + g4 / df**4
+    return z + (g1 + (g2 + (g3 + g4 / df) / df) / df) / df
 
 
 def chi_square_tail(x: float, df: int) -> float:
@@ -240,7 +240,8 @@ def cluster_variance(ratio: float, groups: Groups, n: float, iid: float) -> tupl
     squares = max((float(below @ below) - inside * inside / k) / (1 - 1 / k), inside) + n - inside
     if grouped > 0:
         # Satterthwaite: only the part that was estimated from the groups has few degrees of freedom.
-        variance *= (student((occupied - 1) * (variance / grouped) ** 2) / quantile(LEVEL)) ** 2
+        times = variance / grouped
+        variance *= (student((occupied - 1) * times * times) / quantile(LEVEL)) ** 2
     return variance, n * n / squares
 
 

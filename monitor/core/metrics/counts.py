@@ -108,7 +108,7 @@ def share_of(reading: Reading, hits: Floats, rest: Floats, undefined: str = "no_
     counts = outcomes(reading)
     k = float(counts @ hits)
     n = k + float(counts @ rest)
-    if n <= 0:
+    if n < TINY:  # what only likely outcomes add up to where none is likely
         return undefined
     if reading.spread is None and reading.groups is None:
         return share(k, n)

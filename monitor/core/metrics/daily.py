@@ -115,7 +115,7 @@ def variances(days: Days) -> dict[str, tuple[float, int]]:
     sides = days.sums @ _SIDES
     above, below = sides[:, : len(RATIOS)], sides[:, len(RATIOS) :]
     hits, total = sides.sum(axis=0).reshape(2, -1)
-    total += total == 0
+    total[total < 1e-100] = 1.0  # nothing, or scores so near 0 that squares would be infinite
     residuals = (above - hits / total * below) / total
     residuals[:, _AREA] = np.nan if days.ranks is None else _area_residuals(days.ranks)
     residuals[:, _BALANCED] = (residuals[:, _RECALL] - residuals[:, _FPR]) / 2
