@@ -66,43 +66,6 @@ def wilson(k: Number, n: Number, level: float = LEVEL) -> tuple[Number, Number]:
     return k * k / (m * (k + root)), 1 - (n - k) * (n - k) / (m * (n - k + root))
 
 
-def jeffreys(k: float, n: float, level: float = LEVEL) -> tuple[float, float]:
-    """Return the equal-tailed interval of a share k / n with Jeffreys' prior, the ends of Beta(k + 1/2, n - k + 1/2).
-
-    The low end is 0 when k is 0 and the high end 1 when k is n. Brown, Cai and DasGupta, Statist. Sci. 16 (2001), 101-133.
-
-    >>> [round(x, 6) for x in jeffreys(3, 50)]
-    [0.017187, 0.151533]
-    """
-    tail = (1 - level) / 2
-    low = _beta_quantile(k + 0.5, n - k + 0.5, tail) if k > 0 else 0.0
-    high = _beta_quantile(k + 0.5, n - k + 0.5, 1 - tail) if k < n else 1.0
-    return low, high
-
-
-def clopper_pearson(k: float, n: float, level: float = LEVEL, side: str = "both") -> tuple[float, float]:
-    """Return the interval of a share k / n that covers in at least `level` of all samples, whatever the share.
-
-    Its low end is the p with P(X >= k) = tail and its high end the one with P(X <= k) = tail (Clopper and Pearson, Biometrika
-    26 (1934), 404-413). `side` is both, or low or high for a bound: the other end is then 1 or 0 and the tail not halved.
-
-    >>> [round(x, 6) for x in clopper_pearson(3, 50)]
-    [0.012549, 0.165482]
-    >>> [round(x, 6) for x in clopper_pearson(0, 59, side="high")]
-    [0.0, 0.049508]
-    """
-    tail = (1 - level) / (2 if side == "both" else 1)
-    low = _beta_quantile(k, n - k + 1, tail) if k > 0 and side != "high" else 0.0
-    high = _beta_quantile(k + 1, n - k, 1 - tail) if k < n and side != "low" else 1.0
-    return low, high
-
-
-def _beta_quantile(a: float, b: float, q: float) -> float:
-    from scipy.special import betaincinv  # 27 MB that an agent without such an interval need not hold
-
-    return float(betaincinv(a, b, q))
-
-
 def effective(n: Number, square: Number) -> Number:
     """Return (sum w)**2 / sum w**2, the number of rows of weight 1 that say as much (Kish 1965); never more than n.
 

@@ -15,12 +15,10 @@ from monitor.core.intervals import (
     Measured,
     bartlett,
     chi_square_tail,
-    clopper_pearson,
     cluster_variance,
     clustered,
     delong,
     effective,
-    jeffreys,
     logit_normal,
     long_run_variance,
     noise_ball,
@@ -269,35 +267,6 @@ def test_nothing_in_clusters():
 def test_examples():
     """The examples in the docstrings are right."""
     assert doctest.testmod(intervals).failed == 0
-
-
-@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.9, 0.95, 0.99]))
-def test_jeffreys_is_the_posterior(k, others, level):
-    """The ends cut equal tails off the posterior of Jeffreys' prior, and reach 0 and 1 where nothing or everything is counted."""
-    low, high = jeffreys(k, k + others, level)
-    posterior = stats.beta(k + 0.5, others + 0.5)
-    assert low == (0 if k == 0 else pytest.approx(posterior.ppf((1 - level) / 2), rel=1e-9))
-    assert high == (1 if others == 0 else pytest.approx(posterior.ppf((1 + level) / 2), rel=1e-9))
-
-
-@given(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0.9, 0.95, 0.99]))
-def test_clopper_pearson_is_exact(k, others, level):
-    """At each end the binomial tail is what the level leaves; a bound leaves all of it on one side."""
-    n = k + others
-    low, high = clopper_pearson(k, n, level)
-    assert stats.binom.cdf(k, n, high) == pytest.approx((1 - level) / 2)
-    assert stats.binom.sf(k - 1, n, low) == pytest.approx((1 - level) / 2 if k else 1)
-    assert clopper_pearson(k, n, level, "high") == (0, clopper_pearson(k, n, 2 * level - 1)[1])
-    assert clopper_pearson(k, n, level, "low") == (clopper_pearson(k, n, 2 * level - 1)[0], 1)
-    assert clopper_pearson(others, n, level) == pytest.approx((1 - high, 1 - low))
-
-
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
-def test_clopper_pearson_never_falls_short(p):
-    """Whatever the share, at least 95 % of all samples have it in their interval: summed, not simulated."""
-    k = np.arange(81)
-    inside = np.array([low <= p <= high for low, high in (clopper_pearson(int(i), 80) for i in k)])
-    assert stats.binom.pmf(k, 80, p)[inside].sum() >= 0.95
 
 
 def test_long_run_variance_of_known_rows():

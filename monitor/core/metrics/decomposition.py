@@ -38,7 +38,7 @@ def refined(reading: Reading) -> tuple[float, float]:
     k, n = pool(pos, neg + pos)
     classes = np.array((k, n - k))
     shares = classes / n
-    log_loss = -np.vdot(classes, np.log(np.maximum(shares, np.finfo(np.float64).tiny)))  # 0 ln 0 is 0
+    log_loss = 0.0 - np.vdot(classes, np.log(np.maximum(shares, np.finfo(np.float64).tiny)))  # 0 ln 0 is 0, and 0 is not -0
     return float(k @ shares[1]) / rows(reading), float(log_loss) / rows(reading)
 
 
