@@ -324,6 +324,7 @@ class Looks:
         """Return what `load` needs."""
         self.unsaved = False
         body = {
+            "of": {r.name: r.detector for r in self.rules},
             "evidence": _to_dict(self.evidence),
             "history": {day: _to_dict(then) for day, then in self.history.items() if day % _KEPT == 0},
             "recent": {day: blob(tables) for day, tables in self.recent.items()},
@@ -332,11 +333,16 @@ class Looks:
         return msgspec.msgpack.encode(body)
 
     def load(self, dumped: bytes) -> None:
-        """Go on from what `dump` returned."""
-        body = msgspec.msgpack.decode(dumped, strict=False)
+        """Go on from what `dump` returned, but for rules with another detector now; raise ValueError when it is nothing such."""
+        try:
+            self._load(msgspec.msgpack.decode(dumped, strict=False))
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as e:
+            raise ValueError(f"the evidence cannot be read ({e!r})") from None
+
+    def _load(self, body: dict[str, Any]) -> None:
         for name in _PLAIN:
             setattr(self, name, body[name])
-        known = {r.name for r in self.rules}
+        known = {r.name for r in self.rules if body["of"].get(r.name) == r.detector}
         self.evidence, *then = (
             {name: detectors.from_dict(e) for name, e in said.items() if name in known}
             for said in (body["evidence"], *body["history"].values())

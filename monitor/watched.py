@@ -263,7 +263,11 @@ class Watched:
             baseline = self._observed()
         self._use(baseline)
         if (looks := self.store.meta.get(f"looks:{self.code}")) is not None:
-            self.looks.load(looks)
+            try:
+                self.looks.load(looks)
+            except ValueError as e:
+                log.warning("%s %s: %s; days are looked at anew", *self.name, e)
+                self.__post_init__()
         for code, day in self.store.closed if now is not None else ():
             last = self.newest_mature(now or 0)
             if code == self.code and day > last - WINDOWS["28d"] // DAY:
@@ -699,6 +703,8 @@ class Watched:
         beside the `live` version.
         """
         state = (self.baseline_revision, threshold) if live is None else live.name
+        # A clock that was ahead for a while made days end that have not come yet.
+        self.looks.ended = min(self.looks.ended, now // DAY - 1)
         if not counted and self.looks.ended >= now // DAY - 1 and self.expected_of == state:
             return
         closed = {d for v, d in self.store.closed if v == self.code} | (self.days.keys() & set(counted))

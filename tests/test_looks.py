@@ -344,3 +344,25 @@ def test_coverage_ratio(promise, days):
     assert [e.n for e in found] == [600] * 7 + [40, 600]
     assert found[7].value == pytest.approx(0.3 / 0.8, abs=0.15)
     assert found[8].value == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_rule_that_has_another_detector_after_a_start(promise, days):
+    """Evidence of another detector, which has another grid, is not taken for that of a rule of the same name."""
+    (mine,) = [replace(r, name="mine") for r in RULES if r.name == "recall"]
+    other = next(replace(r, name="mine") for r in RULES if r.detector == "calibration")
+    looks = Looks((mine,), LABELS)
+    looks.expect("a", promise, THRESHOLD, 0, 0)
+    fold(looks, days, 0, 5)
+    loaded = Looks((other,), LABELS)
+    loaded.load(looks.dump())
+    loaded.expect("a", promise, THRESHOLD, 0, 5)
+    fresh = Looks((other,), LABELS)
+    fresh.expect("a", promise, THRESHOLD, 0, 0)
+    assert seen(fold(loaded, days, 5, 7)) == seen(fold(fresh, days, 0, 7))
+
+
+@pytest.mark.parametrize("dumped", [b"", b"\xc1", msgspec.msgpack.encode({}), msgspec.msgpack.encode([1])])
+def test_what_is_no_evidence_is_refused(dumped):
+    """Bytes that nobody dumped raise a ValueError, and nothing else."""
+    with pytest.raises(ValueError, match="cannot be read"):
+        Looks(RULES, LABELS).load(dumped)

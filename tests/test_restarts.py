@@ -128,3 +128,38 @@ def test_evidence_ends_with_the_alert_of_a_version_that_goes_away(begun, batches
     since = [e["since"] for e, *found in evidence if tuple(found) in gone or (found[0], "canary") in gone]
     assert len(since) > 0
     assert min(since) >= DAY0 + 27
+
+
+def test_evidence_that_cannot_be_read_is_made_anew(begun, batches, tmp_path, caplog):
+    """An agent whose evidence is damaged starts, says so, and has it again from the tables of the days."""
+    shutil.copytree(begun, tmp_path / "agent")
+    agent = opened(tmp_path / "agent")
+    for day, batch in enumerate(batches[:8]):
+        if day == 6:
+            with agent.store.log.transaction():
+                agent.store.log.set_meta({"looks:0": b"damaged"})
+            agent.store.close()
+            agent = opened(tmp_path / "agent")
+            assert "the evidence cannot be read" in caplog.text
+        agent.ingest([decode(agent.decoder(), "\n".join(map(json.dumps, batch)).encode(), "events", "application/x-ndjson")])
+        agent.clock.last = (DAY0 + day + 1) * DAY
+        agent.tick(agent.clock.last)
+    assert {w.version: (w.looks.mature, w.looks.ended) for w in agent.watched.values()} == dict.fromkeys(
+        ("v1", "v2"), (DAY0 + 6, DAY0 + 7)
+    )
+    agent.store.close()
+
+
+def test_a_clock_that_was_ahead_for_a_while_blinds_no_detector(begun, batches, tmp_path):
+    """Days that ended only by a clock a year ahead are looked at when they really end."""
+    shutil.copytree(begun, tmp_path / "agent")
+    agent = opened(tmp_path / "agent")
+    for day, batch in enumerate(batches[:6]):
+        agent.ingest([decode(agent.decoder(), "\n".join(map(json.dumps, batch)).encode(), "events", "application/x-ndjson")])
+        agent.clock.last = (DAY0 + day + 1) * DAY
+        agent.tick(agent.clock.last)
+        assert {w.looks.ended for w in agent.watched.values()} == {DAY0 + day}
+        if day == 3:
+            for w in agent.watched.values():
+                w.looks.ended += 365
+    agent.store.close()
