@@ -131,7 +131,7 @@ class Agent:
         for entry in journal:
             if entry.kind in ("alert", "decision"):
                 self._fold(entry)
-        self.sampler = Sampler(self.store.max_rows, self.model, self.served.threshold)
+        self.sampler = Sampler(self.store.max_rows, self.model, self.served.cut)
         if (sampler := self.store.meta.get("sampler")) is not None:
             self.sampler.load(sampler, self._known)
         self.features = self._coded(json.loads(self.store.meta.get("features", "{}")))
@@ -387,7 +387,7 @@ class Agent:
         closing = self._close(now)
         active = self._active(now)
         for w in active:
-            w.measure(now, self.served.threshold(*w.name))
+            w.measure(now, self.served.cut(*w.name))
         self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
         self._explain(active, alerts, now)
@@ -496,7 +496,7 @@ class Agent:
             # What the live version is on a day that was counted again is another thing to be beside.
             again = {d for v, d in closing if v == w.code or (beside is not None and v == beside.code)}
             if w.role == "live" or beside is not None:
-                w.look(now, self.served.threshold(*w.name), again, coming, beside)
+                w.look(now, self.served.cut(*w.name), again, coming, beside)
         for w in live:
             together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
             w.looks.weigh(together)
@@ -614,7 +614,7 @@ class Agent:
         current, previous = self.served.current(*w.name), self.served.policy(*w.name, self.served.standing(*w.name).good)
         if current is None or previous is None:
             return Estimate("policy_volume", key, window, "scored", None, None, None, 0, "no_threshold")
-        ratio = policy_volume(w.hours_reading(window, now), current.threshold, previous.threshold)
+        ratio = policy_volume(w.hours_readings(window, now), current, previous)
         if isinstance(ratio, str):
             return Estimate("policy_volume", key, window, "scored", None, None, None, 0, ratio)
         return Estimate("policy_volume", key, window, "scored", ratio.value, ratio.low, ratio.high, ratio.n)
@@ -842,18 +842,14 @@ class Agent:
         measured: dict[tuple[Key, str], Reading] = {}
         views = []
         for w in self._active(now):
-            threshold = self.served.threshold(*w.name)
-            w.measure(now, threshold)
+            w.measure(now, self.served.cut(*w.name))
             assert w.measured is not None
             recent = w.recent(now)
             estimates += (*recent, *w.measured.estimates, *w.promise[1], *w.look_ahead(now).estimates)
             measured |= w.measured.readings
             served = self.served.standing(*w.name).served
-            views.append(
-                w.view(
-                    now, self.served.current(*w.name), served[-1][0] if served else None, threshold, w.recent_inputs(now, recent)
-                )
-            )
+            policy, threshold = self.served.current(*w.name), self.served.threshold(*w.name)
+            views.append(w.view(now, policy, served[-1][0] if served else None, threshold, w.recent_inputs(now, recent)))
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
         return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), self.diagnoses, {}, closed)
 

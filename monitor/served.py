@@ -13,8 +13,8 @@ from monitor.actions.rollback import Change, Pointer, Policies, PolicyError, act
 from monitor.config import Model
 from monitor.core.events import NONE, UNDECIDED, Entry, Ints, Predictions
 from monitor.core.guards import Standing
-from monitor.core.policy import Policy, decide, from_json
-from monitor.core.tables import next_edge
+from monitor.core.policy import Policy, bands, decide, from_json, verdicts
+from monitor.core.policy import policy as make
 from monitor.store import Store
 
 log = logging.getLogger("scorewatch")
@@ -89,13 +89,22 @@ class Served:
         """Return the policy that is served."""
         return self.policy(name, version, self.standing(name, version).current)
 
+    def deciding(self, name: str, version: str) -> Policy | None:
+        """Return the policy that is served, else one of the configured threshold (its id is empty), else None."""
+        policy, configured = self.current(name, version), self.model(name).threshold
+        if policy is not None or configured is None:
+            return policy
+        return make("", name, version, {"all": configured})
+
     def threshold(self, name: str, version: str) -> float | None:
-        """Return the threshold that is served: the policy's, else the configured one on its grid edge, else None."""
-        policy = self.current(name, version)
-        if policy is not None:
-            return policy.threshold
-        configured = self.model(name).threshold
-        return None if configured is None else next_edge(configured)
+        """Return the served score at or above which a case is flagged, None where nothing says so."""
+        policy = self.deciding(name, version)
+        return None if policy is None else policy.threshold
+
+    def cut(self, name: str, version: str) -> float | None:
+        """Return the lowest score of the model at which a case is flagged, None where nothing says so."""
+        policy = self.deciding(name, version)
+        return None if policy is None else policy.cut
 
     # Verdicts.
 
@@ -112,22 +121,21 @@ class Served:
                 if named:
                     policy = self.policy(name, version, named)
                     unknown[at] = policy is None
-                    verdict[at] = NONE if policy is None else decide(policy.threshold, p.score[at])
+                    verdict[at] = NONE if policy is None else _verdicts(policy, p, at)
                 else:
-                    verdict[at] = self._current_verdicts(name, version, p.ts[at], p.score[at])
+                    verdict[at] = self._current_verdicts(name, version, p, at)
         return replace(p, verdict=verdict), unknown
 
-    def _current_verdicts(self, name: str, version: str, ts: Ints, score: NDArray[np.float64]) -> NDArray[np.uint8]:
+    def _current_verdicts(self, name: str, version: str, p: Predictions, at: Ints) -> NDArray[np.uint8]:
         """Return what the policy says that was current at each event's time; before the first one, the configured threshold."""
         served = self.standing(name, version).served
         configured = self.model(name).threshold
-        out = np.full(len(ts), NONE, np.uint8) if configured is None else decide(next_edge(configured), score)
-        which = np.searchsorted(np.array([at for at, _ in served], np.int64), ts, side="right") - 1
+        out = np.full(len(at), NONE, np.uint8) if configured is None else decide(bands(configured), p.score[at])
+        which = np.searchsorted(np.array([since for since, _ in served], np.int64), p.ts[at], side="right") - 1
         for i in np.unique(which).tolist():
             policy = self.policy(name, version, served[i][1]) if i >= 0 else None
             if policy is not None:
-                at = which == i
-                out[at] = decide(policy.threshold, score[at])
+                out[which == i] = _verdicts(policy, p, at[which == i])
         return out
 
     # Changes: planned, journalled by the caller, then carried out.
@@ -225,3 +233,8 @@ class Served:
             self.standings[key] = self.standing(*key).after(entry)
             self._last[key] = entry
             self._behind.add(key)
+
+
+def _verdicts(policy: Policy, p: Predictions, at: Ints) -> NDArray[np.uint8]:
+    """Return the verdicts of a policy on some of the predictions."""
+    return verdicts(policy, p.score[at], p.combo.take(at), None if p.margin is None else p.margin[at])

@@ -557,6 +557,10 @@ class Watched:
         """Return the scores of the slice `all` in the last hours."""
         return readings.scored(self.hours_table(window, now))
 
+    def hours_readings(self, window: str, now: int) -> dict[str, Reading]:
+        """Return the scores of each slice in the last hours."""
+        return {name: readings.scored(t) for name, t in zip(self.slices, self._hours(window, now), strict=True)}
+
     def hours_table(self, window: str, now: int) -> Table:
         """Return the table of the slice `all` of the last hours."""
         return total([self.hours[h][0] for h in recent_hours(now, window) if h in self.hours])

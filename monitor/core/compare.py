@@ -1,6 +1,6 @@
 """Two policies or two versions on the same days."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ from monitor.core.days import Key
 from monitor.core.events import FLAGGED, NONE, Bools, Floats, Ints
 from monitor.core.intervals import Measured, normal, wilson
 from monitor.core.metrics import Estimate, measure
+from monitor.core.policy import Policy
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS, EDGES, grid_bin
+from monitor.core.tables import BINS, grid_bin
 
 _SCORED, _OUTCOMES = ("flagged_share", "mean_score"), ("prevalence", "bias", "recall", "precision", "roc_auc")
 PAIRED = ("flagged_share", "mean_score", "bias", "recall", "precision", "roc_auc")
@@ -22,22 +23,30 @@ DISTANCES = ("psi", "psi_null", "wasserstein", "wasserstein_null")
 _LABELLED = 0.8
 
 
-def flagged_at(reading: Reading, threshold: float) -> int:
-    """Return how many rows a threshold flags; exact for thresholds on grid edges, which those of policies are."""
-    return int(reading.n[EDGES[reading.bin] >= threshold].sum())
+def flagged_by(policy: Policy, by_slice: Mapping[str, Reading]) -> int:
+    """Return how many rows a policy flags, exactly: its cuts are edges of the grid. `by_slice` has `all` and other slices.
+
+    What is flagged in a slice with a threshold of its own stands for what the threshold of all would flag there.
+    """
+    flags = policy.flags()
+    found = int(by_slice["all"].n[flags[by_slice["all"].bin]].sum())
+    for name in policy.bands.keys() & by_slice.keys() - {"all"}:
+        r = by_slice[name]
+        found += int(r.n[policy.flags(name)[r.bin]].sum() - r.n[flags[r.bin]].sum())
+    return found
 
 
-def policy_volume(reading: Reading, current: float, previous: float) -> Measured | str:
-    """Return flagged by the current threshold over flagged by the previous one on the same scores.
+def policy_volume(by_slice: Mapping[str, Reading], current: Policy, previous: Policy) -> Measured | str:
+    """Return flagged by the current policy over flagged by the previous one on the same scores, by slice.
 
     It has no sampling error: both counts are of the same rows. Where the previous policy flags nothing, one is put in
     its place, so that a new policy that flags a lot is not undefined.
     """
-    if not len(reading.n):
+    if not len(by_slice["all"].n):
         return "no_events"
-    now, before = flagged_at(reading, current), flagged_at(reading, previous)
+    now, before = flagged_by(current, by_slice), flagged_by(previous, by_slice)
     ratio = 1.0 if now == before else now / max(before, 1)
-    return Measured(ratio, ratio, ratio, int(reading.n.sum()))
+    return Measured(ratio, ratio, ratio, int(by_slice["all"].n.sum()))
 
 
 class Side(NamedTuple):

@@ -1,17 +1,22 @@
-"""Policies: numbered, immutable {threshold, calibrator, provenance} that the model server follows."""
+"""Policies: numbered, immutable {thresholds, calibrator, provenance} that the model server follows."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import FLAG, PASS, Floats
-from monitor.core.tables import next_edge
+from monitor.core.events import ABSTAIN, FLAG, FLAGGED, PASS, REVIEW, VERDICTS, Bools, Coded, Floats
+from monitor.core.tables import BINS, EDGES, TINY, Table, at_bins
 
-IDENTITY = {"kind": "identity"}
+Calibrator = Mapping[str, Any]
+"""A map from the score of the model to the one that is served: its `kind`, one of KINDS, and the parameters of that."""
+IDENTITY: Calibrator = {"kind": "identity"}
+
+Bands = tuple[tuple[float, str], ...]
+"""The scores of the model, the first 0, from which on a verdict holds, up to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,121 @@ class Limit:
         return bool(self.outside(x)) != self.inside
 
 
+def logit(score: Floats) -> Floats:
+    """Return ln(p / (1 - p)) of scores that are taken as at least TINY away from 0 and 1, so that it is finite."""
+    p = np.clip(score, TINY, 1 - TINY)
+    found: Floats = np.log(p) - np.log1p(-p)
+    return found
+
+
+def expit(z: Floats) -> Floats:
+    """Return 1 / (1 + exp(-z)) in a form that cannot overflow."""
+    found: Floats = 0.5 * np.tanh(0.5 * z) + 0.5
+    return found
+
+
+def _beta(score: Floats, a: float, b: float, c: float) -> Floats:
+    p = np.clip(score, TINY, 1 - TINY)
+    return expit(c + a * np.log(p) - b * np.log1p(-p))
+
+
+def _steps(score: Floats, edges: list[float], values: list[float]) -> Floats:
+    found: Floats = np.array(values)[np.searchsorted(np.array(edges), score, side="right") - 1]
+    return found
+
+
+KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Floats]]] = {
+    "identity": ((), lambda s: s),
+    "temperature": (("t",), lambda s, t: expit(logit(s) / t)),
+    "offset": (("a",), lambda s, a: expit(logit(s) + a)),
+    "platt": (("a", "b"), lambda s, a, b: expit(a + b * logit(s))),
+    "beta": (("a", "b", "c"), _beta),
+    "histogram": (("edges", "values"), _steps),
+    "isotonic": (("edges", "values"), _steps),
+}
+"""Every kind of calibrator of one score: its parameters and its function.
+
+temperature: logit p / t (Guo et al. 2017); offset: logit p + a; platt: a + b logit p (Platt 1999); beta: c + a ln p -
+b ln(1 - p) (Kull, Silva Filho and Flach 2017), all as logits; histogram and isotonic: `values` from each of the `edges` on, which
+are edges of the grid, the first of them 0.
+"""
+
+
+def apply(calibrator: Calibrator, score: Floats) -> Floats:
+    """Return the served scores: finite, in [0, 1] and never falling in the score for a calibrator that `check` lets pass.
+
+    >>> apply({"kind": "platt", "a": 0.0, "b": 2.0}, np.array([0.0, 0.5, 0.8, 1.0])).round(4).tolist()
+    [0.0, 0.5, 0.9412, 1.0]
+    """
+    names, function = KINDS[calibrator["kind"]]
+    found: Floats = np.clip(function(score, *(calibrator[name] for name in names)), 0.0, 1.0)
+    return found
+
+
+def check(calibrator: Calibrator) -> str:
+    """Return what is wrong with a calibrator of one score, nothing when it can be applied."""
+    kind = str(calibrator.get("kind"))
+    if kind not in KINDS:
+        return f"its kind is {kind!r}, not one of {', '.join(KINDS)}"
+    wanted = {"kind", *KINDS[kind][0]}
+    if calibrator.keys() != wanted:
+        return f"{kind} has the keys {', '.join(sorted(wanted))}, found {', '.join(sorted(calibrator))}"
+    try:
+        numbers = [np.asarray(calibrator[name], np.float64) for name in KINDS[kind][0]]
+    except (TypeError, ValueError):
+        return f"a parameter of {kind} is no number"
+    if not all(np.isfinite(x).all() for x in numbers):
+        return f"a parameter of {kind} is not finite"
+    if kind in ("histogram", "isotonic"):
+        edges, values = numbers
+        if edges.shape != values.shape or edges.ndim != 1 or not len(edges) or edges[0] != 0.0 or not np.isin(edges, EDGES).all():
+            return f"{kind} needs a value for each of its edges, which begin with 0 and are edges of the grid"
+        if (np.diff(edges) <= 0).any():
+            return f"the edges of {kind} do not rise"
+    elif any(x.shape for x in numbers):
+        return f"a parameter of {kind} is no number"
+    served = apply(calibrator, EDGES)
+    if not np.isfinite(served).all():
+        return "it serves scores that are not finite"
+    # What falls by less than this is how the last digits are rounded.
+    if (np.diff(served) < -1e-12).any() or served[0] >= served[-1]:
+        return "it does not keep the order of the scores"
+    return ""
+
+
+def served_edges(calibrator: Calibrator) -> Floats:
+    """Return what is served for the lower edge of each bin of the grid, never falling, shape (BINS,)."""
+    found: Floats = np.maximum.accumulate(apply(calibrator, EDGES))
+    return found
+
+
+def bands(
+    threshold: float, calibrator: Calibrator = IDENTITY, review: tuple[float, float] | None = None, abstain: float | None = None
+) -> Bands:
+    """Return from which score of the model on which verdict holds, for rules that speak of the score that is served.
+
+        A served score at or above the threshold is flagged; one in the review band [low, high) is reviewed instead, and one whose
+    margin between the two outcomes |2 p - 1| is below `abstain` is abstained from. Every cut is an edge of the grid, the next
+    one up, or 1.
+    """
+    # The last bin ends with 1, which no bin begins with.
+    served = np.append(served_edges(calibrator), apply(calibrator, np.ones(1)))
+    verdict = np.where(served >= threshold, FLAG, PASS)
+    if review is not None:
+        verdict[(served >= review[0]) & (served < review[1])] = REVIEW
+    if abstain is not None:
+        verdict[np.abs(2 * served - 1) < abstain] = ABSTAIN
+    first = np.flatnonzero(np.diff(verdict, prepend=-1))
+    return tuple((float(EDGES[i]) if i < BINS else 1.0, VERDICTS[verdict[i]]) for i in first.tolist())
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One decision rule. `thresholds` maps a slice to the score at or above which a case is flagged.
+    """One decision rule. `thresholds` maps a slice to the served score at or above which a case is flagged.
 
+    Slices other than `all` are values of one segment, so that a case has one threshold. `review` is a band [low, high) of
+    served scores, `abstain` the margin below which nobody decides (of a model with classes, between the two likeliest). `bands`
+    say the same by slice in scores of the model, so that a model server needs no calibrator to decide; `policy` makes them.
     `checksum` is the caller's digest of `content()`; core does no hashing.
     """
 
@@ -48,15 +164,37 @@ class Policy:
     model: str
     version: str
     thresholds: Mapping[str, float]
-    calibrator: Mapping[str, Any]
+    calibrator: Calibrator
     undo: tuple[Limit, ...]
     provenance: Mapping[str, Any]
+    review: tuple[float, float] | None = None
+    abstain: float | None = None
+    bands: Mapping[str, Bands] = field(default_factory=dict)
     checksum: str = ""
 
     @property
     def threshold(self) -> float:
         """Return the threshold of the slice `all`."""
         return self.thresholds["all"]
+
+    @property
+    def cut(self) -> float:
+        """Return the lowest score of the model at which a case is flagged in the slice `all`, above 1 where none is."""
+        return next((cut for cut, verdict in self.bands["all"] if FLAGGED[VERDICTS.index(verdict)]), 2.0)
+
+    @property
+    def calibrates(self) -> bool:
+        """Return whether another score is served than that of the model."""
+        return dict(self.calibrator) != IDENTITY
+
+    def verdicts(self, name: str = "all") -> NDArray[np.uint8]:
+        """Return the verdict on the scores of each bin of the grid in a slice, shape (BINS,)."""
+        return decide(self.bands.get(name, self.bands["all"]), EDGES)
+
+    def flags(self, name: str = "all") -> Bools:
+        """Return which bins of the grid are flagged in a slice."""
+        found: Bools = FLAGGED[self.verdicts(name)]
+        return found
 
     def content(self) -> str:
         """Return the canonical JSON without the checksum, which is what the checksum covers."""
@@ -69,26 +207,101 @@ class Policy:
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
 
+def policy(
+    ident: str,
+    model: str,
+    version: str,
+    thresholds: Mapping[str, float],
+    calibrator: Calibrator = IDENTITY,
+    undo: tuple[Limit, ...] = (),
+    provenance: Mapping[str, Any] | None = None,
+    review: tuple[float, float] | None = None,
+    abstain: float | None = None,
+) -> Policy:
+    """Return a policy without a checksum; each threshold moves up to what is served for the next edge of the grid.
+
+    Raises ValueError that says what is wrong.
+    """
+    if wrong := check(calibrator):
+        raise ValueError(f"not a policy: the calibrator cannot be applied, {wrong}")
+    served = served_edges(calibrator)
+    if "all" not in thresholds or not all(isinstance(t, int | float) and 0.0 <= t <= 1.0 for t in thresholds.values()):
+        raise ValueError("not a policy: thresholds must hold a number in [0, 1] for the slice all")
+    if len({name.partition("=")[0] for name in thresholds if name != "all"}) > 1:
+        raise ValueError("not a policy: thresholds by slice must be of one segment, so that each case has one")
+    if review is not None and not 0.0 <= review[0] < review[1] <= 1.0:
+        raise ValueError("not a policy: review must be a band [low, high) with 0 <= low < high <= 1")
+    if abstain is not None and not 0.0 < abstain <= 1.0:
+        raise ValueError("not a policy: abstain must be a margin above 0 and at most 1")
+    up = {name: _next(served, t) for name, t in thresholds.items()}
+    made = {name: bands(t, calibrator, review, abstain) for name, t in up.items()}
+    return Policy(ident, model, version, up, dict(calibrator), undo, provenance or {}, review, abstain, made)
+
+
+def _next(served: Floats, threshold: float) -> float:
+    """Return the smallest served edge that is not below the threshold, else 1: no score is flagged, or that of 1 alone."""
+    i = int(np.searchsorted(served, threshold))
+    return float(served[i]) if i < BINS else 1.0
+
+
 def from_json(text: str) -> Policy:
-    """Return the policy that `to_json` wrote; raise ValueError when a field is missing or unknown or a threshold is no number."""
+    """Return the policy that `to_json` wrote; raise ValueError when a field is missing, unknown or does not fit the others.
+
+    `bands` may be left out: they follow from the rest.
+    """
     body = json.loads(text)
     try:
-        body["undo"] = tuple(Limit(**limit) for limit in body["undo"])
-        policy = Policy(**body)
-        named = all(isinstance(name, str) for name in (policy.id, policy.model, policy.version, policy.checksum))
-        valid = "all" in policy.thresholds and all(0.0 <= t <= 1.0 and next_edge(t) == t for t in policy.thresholds.values())
-        known = dict(policy.calibrator) == IDENTITY
-    except (TypeError, ValueError, KeyError, AttributeError) as e:
+        undo = tuple(Limit(**limit) for limit in body.pop("undo"))
+        said, checksum = body.pop("bands", None), body.pop("checksum", "")
+        review = None if (band := body.pop("review", None)) is None else (float(band[0]), float(band[1]))
+        given = {name: body.pop(name) for name in ("id", "model", "version", "thresholds", "calibrator", "provenance")}
+        abstain = body.pop("abstain", None)
+        if body:
+            raise ValueError(f"unknown is {', '.join(body)}")
+        named = all(isinstance(given[name], str) for name in ("id", "model", "version")) and isinstance(checksum, str)
+        if not named:
+            raise ValueError("id, model, version and checksum must be texts")
+        ident, *rest = given.values()
+        made = policy(ident, rest[0], rest[1], rest[2], rest[3], undo, rest[4], review, abstain)
+        if dict(made.thresholds) != rest[2]:
+            raise ValueError(f"thresholds must be served for an edge of the grid, the next ones are {dict(made.thresholds)}")
+        if (
+            said is not None
+            and {name: tuple((float(cut), verdict) for cut, verdict in b) for name, b in said.items()} != made.bands
+        ):
+            raise ValueError("its bands are not those of its thresholds; leave them out")
+    except (TypeError, KeyError, AttributeError, IndexError) as e:
         raise ValueError(f"not a policy: {e}") from None
-    if not named:
-        raise ValueError("not a policy: id, model, version and checksum must be texts")
-    if not valid:
-        raise ValueError("not a policy: thresholds must hold an edge of the grid in [0, 1] for the slice all")
-    if not known:
-        raise ValueError(f"not a policy this version can apply: calibrator {policy.calibrator}")
-    return policy
+    except ValueError as e:
+        raise ValueError(str(e) if str(e).startswith("not a policy") else f"not a policy: {e}") from None
+    return replace(made, checksum=checksum)
 
 
-def decide(threshold: float, score: Floats) -> NDArray[np.uint8]:
-    """Return the verdicts flag and pass; a score equal to its threshold is flagged."""
-    return np.where(score >= threshold, FLAG, PASS).astype(np.uint8)
+def decide(of: Bands, score: Floats) -> NDArray[np.uint8]:
+    """Return the verdict on each score of the model; a score equal to a cut belongs to the band that begins there."""
+    cuts, codes = np.array([cut for cut, _ in of]), np.array([VERDICTS.index(verdict) for _, verdict in of], np.uint8)
+    found: NDArray[np.uint8] = codes[np.searchsorted(cuts, score, side="right") - 1]
+    return found
+
+
+def verdicts(made: Policy, score: Floats, combo: Coded, margin: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Return the verdicts of a policy on rows with their combinations of segment values.
+
+    Where the score is that of the predicted class, its `margin` (in steps of 1 / 255, else 0) is what `abstain` asks for.
+    """
+    out = decide(made.bands["all"], score)
+    for code, values in enumerate(combo.names):
+        name = next((f"{key}={value}" for key, value in values if f"{key}={value}" in made.bands), "all")
+        if name != "all":
+            mine = combo.codes == code
+            out[mine] = decide(made.bands[name], score[mine])
+    if made.abstain is not None and margin is not None:
+        top = margin > 0
+        plain = decide(bands(made.threshold, made.calibrator, made.review), score[top])
+        out[top] = np.where(margin[top] < made.abstain * 255, ABSTAIN, plain)
+    return out
+
+
+def recalibrated(table: Table, calibrator: Calibrator) -> Table:
+    """Return the counts of a table as if the calibrator's scores had been served, as `tables.at_bins` moves them."""
+    return at_bins(table, lambda score: apply(calibrator, score))

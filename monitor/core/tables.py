@@ -1,7 +1,7 @@
 """The grid, the stored row, and additive tables of counts. Everything a metric reads is such a table, and tables add by +."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -310,6 +310,15 @@ def total(tables: Sequence[Table]) -> Table:
         return tables[0] if tables else EMPTY
     # As raw bytes: joining structured arrays compares their fields one by one, which takes longer than the counting.
     cells = np.concatenate([t.cells.view(_RAW) for t in tables]).view(CELL)
+    weighted = any(t.weights is not None for t in tables)
+    summed, weights = _merged(cells, np.concatenate([weights_of(t) for t in tables]) if weighted else None)
+    totals = np.sum([t.totals for t in tables], axis=0)
+    rest = (_plus([getattr(t, name) for t in tables]) for name in ("delays", "groups", "features", "classes"))
+    return Table(summed, totals, weights, *rest)
+
+
+def _merged(cells: NDArray[Any], parts: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return cells in any order, and their weights if they have some, with those of one bin and verdict added up."""
     key = cells["bin"].astype(np.int64) << 3 | cells["verdict"]
     # There are few keys, so marking them is faster than sorting.
     there = np.zeros(BINS << 3, bool)
@@ -318,13 +327,40 @@ def total(tables: Sequence[Table]) -> Table:
     inverse = (there.cumsum() - 1)[key]
     summed = _sums(inverse, len(unique), {name: cells[name] for name in COUNTS}, CELL)
     summed["bin"], summed["verdict"] = unique >> 3, unique & 7
-    weights = None
-    if any(t.weights is not None for t in tables):
-        parts = np.concatenate([weights_of(t) for t in tables])
-        weights = _sums(inverse, len(unique), {name: parts[name] for name in WEIGHT.names or ()}, WEIGHT)
-    totals = np.sum([t.totals for t in tables], axis=0)
-    rest = (_plus([getattr(t, name) for t in tables]) for name in ("delays", "groups", "features", "classes"))
-    return Table(summed, totals, weights, *rest)
+    weights = None if parts is None else _sums(inverse, len(unique), {name: parts[name] for name in WEIGHT.names or ()}, WEIGHT)
+    return summed, weights
+
+
+def at_bins(table: Table, served: Callable[[Floats], Floats]) -> Table:
+    """Return a table as if other scores had been `served`, a function of the score: the rows of a cell are moved as their mean.
+
+    Losses are those of what is served for the means, to second order in the width of a bin. Sums of scores and losses by cluster
+    group cannot be told and are NaN; delays, features and classes are not about the score and stay.
+    """
+    if not len(table.cells):
+        return table
+    cells, weights = table.cells.copy(), None if table.weights is None else table.weights.copy()
+    labelled, out = cells["n_neg"].astype(np.float64) + cells["n_pos"], np.zeros(len(cells))
+    none, p_out = cells["n_none"].astype(np.float64), np.zeros(len(cells))
+    if weights is not None:
+        out, p_out = weights["out"], weights["p_out"]
+    rows, sums = none + labelled + out, cells["p_none"] + cells["p_lab"] + p_out
+    score = served(np.clip(sums / np.where(rows > 0, rows, 1.0), 0.0, 1.0))
+    cells["bin"], cells["p_none"], cells["p_lab"] = grid_bin(score), none * score, labelled * score
+    if weights is not None:
+        weights["p_out"] = out * score
+    kinds = np.stack((none + out, cells["n_neg"], cells["n_pos"]))
+    losses = (
+        np.stack((score**2, score**2, (1 - score) ** 2)),
+        np.stack([log_losses(score, np.full(len(score), k == 2)) for k in range(3)]),
+    )
+    clipped = (score < TINY) | (score > 1 - TINY)
+    columns = (kinds, kinds * score, *(kinds * loss for loss in losses), kinds * clipped)
+    groups = None if table.groups is None else table.groups.copy()
+    if groups is not None:
+        groups[:, :, GROUP_COLUMNS.index("score") :] = np.nan
+    totals = np.stack([column.sum(axis=1) for column in columns], axis=1)
+    return replace(table, cells=(merged := _merged(cells, weights))[0], weights=merged[1], totals=totals, groups=groups)
 
 
 def _plus(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:

@@ -92,7 +92,7 @@ class Client:
             "version": VERSION,
             "score": score,
             "segments": {name: getattr(f, name) for name in SEGMENTS},
-            "flagged": score >= self.policy["thresholds"]["all"],
+            "verdict": next(verdict for cut, verdict in reversed(self.policy["bands"]["all"]) if score >= cut),
             "policy": self.policy["id"],
         }
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from monitor.core.policy import IDENTITY, Limit, Policy, from_json
-from monitor.core.tables import next_edge
+from monitor.core.policy import Limit, Policy, from_json
+from monitor.core.policy import policy as make
 from monitor.store.files import make_folder, safe_name, write_whole
 
 _PATIENCE = 10
@@ -117,7 +117,7 @@ class Policies:
         last = max(map(_numbers, self.ids(version)), default=())
         epoch, number = (last[0], last[1] + 1) if last else (at // 1000, 1)
         undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
-        policy = Policy(f"{epoch}-{number}", self.model, version, {"all": next_edge(threshold)}, IDENTITY, undo, provenance)
+        policy = make(f"{epoch}-{number}", self.model, version, {"all": threshold}, undo=undo, provenance=provenance)
         return self.add(replace(policy, checksum=checksum(policy)))
 
     def add(self, policy: Policy) -> Policy:

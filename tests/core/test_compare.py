@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
-from monitor.core.compare import PAIRED, Pairs, Side, difference, differences, flagged_at, paired, policy_volume
+from monitor.core.compare import PAIRED, Pairs, Side, difference, differences, flagged_by, paired, policy_volume
 from monitor.core.days import Key
 from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.intervals import Measured
 from monitor.core.metrics import measure
+from monitor.core.policy import policy
 from monitor.core.readings import LabelRule, mature, scored
 from monitor.core.tables import EDGES, EMPTY, edges_of_width
 
@@ -21,14 +22,19 @@ THRESHOLDS = st.sampled_from([0.0, 1 / 60, 0.25, 0.5, 0.75, float(EDGES[7]), flo
 SCORES = st.lists(st.one_of(st.floats(0, 1), THRESHOLDS), min_size=1, max_size=40)
 
 
+def policy_at(threshold, **by_slice):
+    """Return the policy with a threshold, and others by slice."""
+    return policy("1-1", "m", "1", {"all": threshold, **{f"c={v}": t for v, t in by_slice.items()}})
+
+
 @given(SCORES, THRESHOLDS, THRESHOLDS)
 def test_exact(table, scores, current, previous):
     """The ratio of the flagged counts is exact, without an interval of its own."""
     reading = scored(table(np.array(scores)))
     now, before = (sum(s >= t for s in scores) for t in (current, previous))
-    assert (flagged_at(reading, current), flagged_at(reading, previous)) == (now, before)
+    assert (flagged_by(policy_at(current), {"all": reading}), flagged_by(policy_at(previous), {"all": reading})) == (now, before)
     ratio = 1.0 if now == before else now / max(before, 1)
-    assert policy_volume(reading, current, previous) == Measured(ratio, ratio, ratio, len(scores))
+    assert policy_volume({"all": reading}, policy_at(current), policy_at(previous)) == Measured(ratio, ratio, ratio, len(scores))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +43,20 @@ def test_exact(table, scores, current, previous):
 def test_cases(table, current, previous, ratio):
     """More flagged is above 1, fewer below; a previous threshold that flags nothing counts as one row."""
     reading = scored(table(np.array([0.25, 0.3, 0.5, 0.6])))
-    assert policy_volume(reading, current, previous) == Measured(ratio, ratio, ratio, 4)
+    assert policy_volume({"all": reading}, policy_at(current), policy_at(previous)) == Measured(ratio, ratio, ratio, 4)
 
 
 def test_nothing(table):
     """Neither flags anything: the ratio is 1. No rows: there is no ratio."""
-    assert policy_volume(scored(table(np.array([0.1]))), 0.5, 0.75) == Measured(1.0, 1.0, 1.0, 1)
-    assert policy_volume(scored(table(np.array([]))), 0.5, 0.75) == "no_events"
+    assert policy_volume({"all": scored(table(np.array([0.1])))}, policy_at(0.5), policy_at(0.75)) == Measured(1.0, 1.0, 1.0, 1)
+    assert policy_volume({"all": scored(table(np.array([])))}, policy_at(0.5), policy_at(0.75)) == "no_events"
+
+
+def test_by_slice(table):
+    """A slice with a threshold of its own is flagged by that one, the rest of the rows by the one of all."""
+    scores, own = np.array([0.25, 0.3, 0.5, 0.6]), np.array([True, False, True, False])
+    by_slice = {"all": scored(table(scores)), "c=a": scored(table(scores[own])), "c=b": scored(table(scores[~own]))}
+    assert [flagged_by(policy_at(0.5, a=t), by_slice) for t in (0.25, 0.5, 0.75)] == [3, 2, 1]
 
 
 def expit(z):

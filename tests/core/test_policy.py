@@ -9,18 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.core.events import FLAG, PASS
-from monitor.core.policy import IDENTITY, Limit, Policy, decide, from_json
+from monitor.core.policy import IDENTITY, Limit, bands, decide, from_json, policy
 from monitor.core.tables import EDGES, next_edge
 
-POLICY = Policy(
-    "1700000000-1",
-    "m",
-    "v/ü",
-    {"all": next_edge(0.3), "country=DE": 1.0},
-    IDENTITY,
-    (Limit("policy_volume", low=1 / 1.5, high=1.5), Limit("ece", "low", high=0.1, inside=True)),
-    {"who": "ann", "at": 1},
-    "sha256:abc",
+POLICY = replace(
+    policy(
+        "1700000000-1",
+        "m",
+        "v/ü",
+        {"all": 0.3, "country=DE": 1.0},
+        IDENTITY,
+        (Limit("policy_volume", low=1 / 1.5, high=1.5), Limit("ece", "low", high=0.1, inside=True)),
+        {"who": "ann", "at": 1},
+    ),
+    checksum="sha256:abc",
 )
 
 
@@ -77,7 +79,10 @@ def _changed(**change):
         (_changed(thresholds={"all": "0.5"}), "not a policy: "),
         (_changed(thresholds={"all": float("nan")}), "not a policy: thresholds"),
         (_changed(thresholds=0.5), "not a policy: "),
-        (_changed(calibrator={"kind": "isotonic"}), "not a policy this version can apply: calibrator {'kind': 'isotonic'}"),
+        (
+            _changed(calibrator={"kind": "isotonic"}),
+            "not a policy: the calibrator cannot be applied, isotonic has the keys edges",
+        ),
         (_changed(calibrator="identity"), "not a policy"),
         (_changed(calibrator=None), "not a policy"),
         (_changed(id=5), "not a policy"),
@@ -93,6 +98,6 @@ def test_unreadable(text, said):
 @given(st.sampled_from(EDGES.tolist()), st.lists(st.floats(0, 1), min_size=1))
 def test_decide(threshold, scores):
     """A score at or above its threshold is flagged, one below passes."""
-    verdicts = decide(threshold, np.array([*scores, threshold]))
+    verdicts = decide(bands(threshold), np.array([*scores, threshold]))
     assert verdicts.tolist() == [FLAG if s >= threshold else PASS for s in scores] + [FLAG]
     assert verdicts.dtype == np.uint8

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from monitor.core.policy import IDENTITY, Limit, Policy
+from monitor.core.policy import IDENTITY, Limit
+from monitor.core.policy import policy as make
 from monitor.core.tables import next_edge
 from monitor.store.policies import Pointer, Policies, PolicyError, checksum
 
@@ -18,7 +19,7 @@ AT = 1_700_000_000_123
 
 def made(ident, version="1", threshold=0.5):
     """Return a policy with its checksum."""
-    policy = Policy(ident, "m", version, {"all": threshold}, IDENTITY, (), {})
+    policy = make(ident, "m", version, {"all": threshold})
     return replace(policy, checksum=checksum(policy))
 
 
@@ -33,7 +34,7 @@ def test_create_and_read(policies):
     with policies.lock():
         policy = policies.create("1", 0.3, AT, {"who": "ann"})
     undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
-    expected = Policy("1700000000-1", "m", "1", {"all": next_edge(0.3)}, IDENTITY, undo, {"who": "ann"})
+    expected = make("1700000000-1", "m", "1", {"all": next_edge(0.3)}, IDENTITY, undo, {"who": "ann"})
     assert policy == replace(expected, checksum=checksum(expected))
     assert policies.read("1", "1700000000-1") == policy
     assert checksum(replace(policy, checksum="")) == policy.checksum
