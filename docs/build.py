@@ -44,6 +44,7 @@ _OTHER = {
     "calibration": "Calibration error of the scores, at least (lower end of its 99 % interval).",
     "canary": "A canary beside the live version on the same days; the limit is in units of what is large.",
     "policy_volume": "Flagged by the current policy over flagged by the one before it, on the same scores.",
+    "policy_not_followed": "Rows that name another policy than the current one, from `follow_within` after its activation on.",
     "data_loss": "Rows of the last day over what the weekday with the fewest usually has, of the 28 days before.",
     "label_coverage": "Label coverage of the newest mature day over the median of the 28 before.",
 }
@@ -51,12 +52,12 @@ _OTHER = {
 
 def rules() -> str:
     """Return the table of the shipped rules."""
-    lines = ["| rule | what it looks at | days | fires | resolves | severity |", "|---|---|---|---|---|---|"]
+    lines = ["| rule | what it looks at | days | fires | resolves | severity | action |", "|---|---|---|---|---|---|---|"]
     for r in SHIPPED.values():
         what = DETECTORS[r.detector].help if r.detector in DETECTORS else _OTHER[r.name]
         days = "last hours" if r.window in RECENT else f"{r.window}, {'mature' if r.basis == 'mature' else 'as they end'}"
         fires = _limit(r.fires[0]) + (" and evidence" if r.detector else "")
-        lines.append(f"| `{r.name}` | {what} | {days} | {fires} | {_limit(r.resolves)} | {r.severity} |")
+        lines.append(f"| `{r.name}` | {what} | {days} | {fires} | {_limit(r.resolves)} | {r.severity} | {r.action} |")
     return "\n".join(lines)
 
 

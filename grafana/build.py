@@ -244,6 +244,15 @@ def model() -> dashboard.Dashboard:
                 value_is_time=True,
             )
         )
+        .annotation(
+            annotation(
+                "Decision",
+                "purple",
+                f"scorewatch_decision_timestamp_seconds{{{VERSION}}} * 1000",
+                "{{rule}}: {{action}} ({{reason}})",
+                value_is_time=True,
+            )
+        )
     )
     ece = lines(
         "Calibration error",

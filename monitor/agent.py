@@ -17,7 +17,7 @@ from monitor.actions.rollback import PolicyError
 from monitor.beside import beside
 from monitor.clock import EventClock, WallClock, wall
 from monitor.config import Config, FileSource, HttpSource, Model
-from monitor.core import guards, readings, rules
+from monitor.core import readings, rules
 from monitor.core.compare import policy_volume
 from monitor.core.days import (
     WINDOWS,
@@ -41,12 +41,14 @@ from monitor.core.events import (
 )
 from monitor.core.features import placed
 from monitor.core.guards import Decision
+from monitor.core.intervals import Measured
 from monitor.core.metrics import Estimate, multiclass
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
 from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
+from monitor.decider import Decider, Outcome
 from monitor.explain import explain
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
@@ -95,9 +97,8 @@ class Agent:
         self.timeline_days = False
         self.newest_label: dict[str, int] = {}
         self.opened = (-1, -1)
+        self.relearning: dict[str, bool] = {}
         self.alerts: dict[tuple[str, str, str], Alert] = {}
-        self.decided: dict[tuple[str, str, str], str] = {}
-        self.failing: set[tuple[str, str, str]] = set()
         self.diagnoses: dict[tuple[str, str, str], Diagnosis] = {}
         self.explained: dict[int, Any] = {}
         self.snapshot = Snapshot(None)
@@ -128,10 +129,12 @@ class Agent:
     def _load(self) -> None:
         journal = self.store.log.journal()
         self.served = Served(self.store, self.model, journal, int(self.store.meta.get("carried", 0)))
+        self.decider = Decider(self.served, self.exporter.version, self.add)
         for entry in journal:
-            if entry.kind in ("alert", "decision"):
+            self.decider.after(entry)
+            if entry.kind == "alert":
                 self._fold(entry)
-        self.sampler = Sampler(self.store.max_rows, self.model, self.served.cut)
+        self.sampler = Sampler(self.store.max_rows, self.model, self.served.cut, self._review)
         if (sampler := self.store.meta.get("sampler")) is not None:
             self.sampler.load(sampler, self._known)
         self.features = self._coded(json.loads(self.store.meta.get("features", "{}")))
@@ -148,6 +151,25 @@ class Agent:
         self.store.mark(
             {(w.code, d) for w in self.watched.values() if counted_by.get(str(w.code)) != w.counted_by for d in w.whole()}
         )
+
+    def _review(self, name: str) -> int:
+        """Return how many predictions of a model are picked for review a day: twice the usual after a way back.
+
+        So it is until `recalibrate.rows` outcomes of days since then have matured, which another calibrator can be fitted to.
+        """
+        model = self.model(name)
+        if model.review and name not in self.relearning:
+            self.relearning[name] = self._relearns(name, model.recalibrate.rows)
+        return model.review * (2 if model.review and self.relearning[name] else 1)
+
+    def _relearns(self, name: str, rows: int) -> bool:
+        """Return whether fewer outcomes than these have matured of the days since a version of the model was rolled back."""
+        for (model, version), standing in self.served.standings.items():
+            if model == name and standing.back is not None:
+                code, first = self.store.versions.code.get((model, version)), standing.back // DAY
+                if sum(n for (v, day), (_, n) in self.store.closed.items() if v == code and day >= first) < rows:
+                    return True
+        return False
 
     def _coded(self, known: dict[str, Any]) -> dict[str, Any]:
         """Return by model [digest of the features of its baseline, time in ms from which rows have the codes of these].
@@ -167,13 +189,8 @@ class Agent:
 
     def _fold(self, entry: Entry) -> None:
         key = entry.model, entry.version, entry.body["rule"]
-        if entry.kind == "decision":
-            self.decided[key] = entry.body["reason"]
-            (self.failing.add if entry.body["reason"] == "failed" else self.failing.discard)(key)
-        elif entry.body["state"] == "resolved":
+        if entry.body["state"] == "resolved":
             self.alerts.pop(key, None)
-            self.decided.pop(key, None)
-            self.failing.discard(key)
         else:
             self.alerts[key] = Alert(key[2], *key[:2], entry.body["severity"], entry.body["state"], entry.body["since"])
 
@@ -391,9 +408,9 @@ class Agent:
         self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
         self._explain(active, alerts, now)
-        decisions = self._decide(alerts, active)
-        changes += self._act(decisions, now)
-        entries = self._record(now, closing, alerts, ended, decisions, changes)
+        last, wait = self.store.meta.get("last_tick"), isinstance(self.clock, EventClock)
+        out = self.decider.step(alerts, self.diagnoses, active, now, last, wait)
+        entries = self._record(now, closing, alerts, ended, out, changes)
         self._note_timeline(now, closing, entries)
         for w in self.watched.values():
             w.prune(now)
@@ -594,6 +611,8 @@ class Agent:
             self._count(now)
         if metrics == {"policy_volume"}:
             return {"policy_volume": self._policy_volume(w, rule.window, now)}
+        if metrics == {"unfollowed_share"}:
+            return {"unfollowed_share": self._unfollowed(w, rule.window, now)}
         if metrics & {"volume_ratio", "coverage_ratio"}:
             return {e.metric: e for e in w.looks.ratios(Key(*w.name, "all", now // DAY), self._volumes(w.model.name))}
         if rule.detector:
@@ -613,51 +632,14 @@ class Agent:
         key = Key(*w.name, "all", now // DAY)
         current, previous = self.served.current(*w.name), self.served.policy(*w.name, self.served.standing(*w.name).good)
         if current is None or previous is None:
-            return Estimate("policy_volume", key, window, "scored", None, None, None, 0, "no_threshold")
-        ratio = policy_volume(w.hours_readings(window, now), current, previous)
-        if isinstance(ratio, str):
-            return Estimate("policy_volume", key, window, "scored", None, None, None, 0, ratio)
-        return Estimate("policy_volume", key, window, "scored", ratio.value, ratio.low, ratio.high, ratio.n)
+            return _estimate("policy_volume", key, window, "no_threshold")
+        return _estimate("policy_volume", key, window, policy_volume(w.hours_readings(window, now), current, previous))
 
-    def _decide(self, alerts: Iterable[Alert], active: Sequence[Watched]) -> list[Decision]:
-        """Return a decision for each alert that began to fire, or whose action failed before."""
-        out = []
-        spoken = {w.name: w for w in active}
-        for alert in alerts:
-            if alert.state != "firing" or self.decided.get(alert.key) not in (None, "failed"):
-                continue
-            w = spoken[alert.key[:2]]
-            rule = next(r for r in w.model.rules if r.name == alert.rule)
-            if rule.action != "none":
-                out.append(guards.decide(alert, rule, w.model.mode, w.role, self.served.standing(*w.name)))
-                self.decided[alert.key] = out[-1].reason
-        firing = {a.key for a in alerts if a.state == "firing"}
-        self.failing &= firing
-        self.decided = {k: v for k, v in self.decided.items() if k in firing}
-        return out
-
-    def _act(self, decisions: list[Decision], now: int) -> list[Planned]:
-        """Return the changes that the allowed decisions make; one that fails becomes a decision that says so, once."""
-        changes = []
-        said = []
-        for d in decisions:
-            if not d.allowed:
-                said.append(d)
-                continue
-            name, version, rule = d.alert.key
-            try:
-                changes.append(self.served.way_back(name, version, "agent", f"{rule} is firing", now))
-                said.append(d)
-                self.failing.discard(d.alert.key)
-            except PolicyError as e:
-                self.add("scorewatch_action_failures_total", 1, action="rollback")
-                if d.alert.key not in self.failing:
-                    log.error("rollback of %s %s: %s; it is tried again at every tick", name, version, e)
-                    said.append(replace(d, allowed=False, reason="failed"))
-                self.failing.add(d.alert.key)
-                self.decided[d.alert.key] = "failed"
-        decisions[:] = said
-        return changes
+    def _unfollowed(self, w: Watched, window: str, now: int) -> Estimate:
+        """Return which share of the predictions names another policy than the one that is to be followed for long enough."""
+        key, served = Key(*w.name, "all", now // DAY), self.served.standing(*w.name).served
+        found = w.unfollowed(served[-1][1], served[-1][0] + w.model.follow_within, now) if served else "no_threshold"
+        return _estimate("unfollowed_share", key, window, found)
 
     def _record(
         self,
@@ -665,23 +647,14 @@ class Agent:
         closing: Mapping[tuple[int, int], Mapping[str, Table]],
         alerts: Iterable[Alert],
         ended: Iterable[Alert],
-        decisions: Iterable[Decision],
+        out: Outcome,
         changes: Sequence[Planned],
     ) -> list[Entry]:
         """Commit the tick, then let current.json follow the journal."""
         said = [(a, self.diagnoses.get(a.key)) for a in (*ended, *alerts) if a.since == now]
         entries = [("alert", a.model, a.version, _alert_body(a, d)) for a, d in said]
-        for d in decisions:
-            self.add(
-                "scorewatch_decisions_total",
-                1,
-                **dict(zip(("model", "version", "rule"), d.alert.key, strict=True)),
-                action=d.action,
-                reason=d.reason,
-            )
-            body = {"rule": d.alert.rule, "action": d.action, "allowed": d.allowed, "reason": d.reason, "policy": d.policy}
-            entries.append(("decision", d.alert.model, d.alert.version, body))
-        entries += [(c.kind, name, c.version, c.body) for name, c in changes]
+        entries += [("decision", d.model, d.version, _decision_body(d)) for d in out.decisions]
+        entries += [*out.entries, *((c.kind, name, c.version, c.body) for name, c in (*changes, *out.changes))]
         seen = json.dumps({str(w.code): w.seen for w in self.watched.values()}, sort_keys=True)
         # Of versions that are not watched now it stays what it was: their days stay, too.
         counted_by = json.loads(self.store.meta.get("counted_by", "{}")) | {
@@ -694,6 +667,8 @@ class Agent:
         done = self.store.record(now, closing, self._keep_from(now), entries, meta)
         for entry in done:
             self.served.after(entry)
+            self.decider.after(entry)
+        self.relearning = {}
         self.served.follow_journal(self._names())
         return done
 
@@ -720,13 +695,40 @@ class Agent:
             planned = self.served.activation(name, version, who, reason, at, given.get("policy"), given.get("threshold"))
         else:
             planned = self.served.way_back(name, version, who, reason, at)
-        with self.store.log.transaction():
-            entries = self.store.log.add_entries(at, who, [(planned.change.kind, name, version, planned.change.body)])
-        self.served.after(entries[0])
-        self._note(entries)
-        self.served.follow_journal([(name, version)])
-        done = {"model": name, "version": version, **planned.change.body, "threshold": self.served.threshold(name, version)}
+        return self._change([planned], who, at)
+
+    def _change(self, planned: Sequence[Planned], who: str, at: int, *before: tuple[str, str, str, Any]) -> dict[str, Any]:
+        """Journal what a person changed, after what led to it, and let current.json follow; return the last change."""
+        name, change = planned[-1]
+        self._journal(at, who, [*before, *((p.change.kind, name, p.change.version, p.change.body) for p in planned)])
+        self.served.follow_journal([(name, change.version)])
+        version = change.version
+        done = {"model": name, "version": version, **change.body, "threshold": self.served.threshold(name, version)}
         return done | ({"pending": True} if self.served.lags(name, version) else {})
+
+    def _journal(self, at: int, who: str, said: list[tuple[str, str, str, dict[str, Any]]]) -> list[Entry]:
+        with self.store.log.transaction():
+            entries = self.store.log.add_entries(at, who, said)
+        for entry in entries:
+            self.served.after(entry)
+            self.decider.after(entry)
+        self.relearning = {}
+        self._note(entries)
+        return entries
+
+    def answer(self, proposal: int, approve: bool, who: str, reason: str) -> dict[str, Any]:
+        """Approve or reject a proposal and return what became of it; raise PolicyError when it is not open."""
+        at = self.now()
+        entry, planned = self.decider.answer(proposal, approve, who, reason, at)
+        said = ("answer", entry.model, entry.version, {"proposal": proposal, "approved": approve, "reason": reason})
+        if planned:
+            return {"proposal": proposal, "approved": True, **self._change(planned, who, at, said)}
+        self._journal(at, who, [said])
+        return {"proposal": proposal, "approved": False, "model": entry.model, "version": entry.version}
+
+    def proposals(self) -> list[dict[str, Any]]:
+        """Return the proposals that wait for a person, oldest first."""
+        return self.decider.open()
 
     def policy_of(self, name: str, version: str | None) -> Policy:
         """Return the policy that the model server of a version should follow; raise PolicyError when there is none."""
@@ -849,7 +851,8 @@ class Agent:
             measured |= w.measured.readings
             served = self.served.standing(*w.name).served
             policy, threshold = self.served.current(*w.name), self.served.threshold(*w.name)
-            views.append(w.view(now, policy, served[-1][0] if served else None, threshold, w.recent_inputs(now, recent)))
+            view = w.view(now, policy, served[-1][0] if served else None, threshold, w.recent_inputs(now, recent))
+            views.append(replace(view, **self.decider.shown(w.name)))
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
         return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), self.diagnoses, {}, closed)
 
@@ -878,7 +881,12 @@ class Agent:
 
     def _note(self, entries: Iterable[Entry]) -> None:
         for e in entries:
-            body = {k: v for k, v in e.body.items() if k not in ("before", "at", "since")}
+            body = {
+                k: v
+                for k, v in e.body.items()
+                if k not in ("before", "at", "since", "report", "preview", "days", "log_e", "limit")
+            }
+            body |= {"entry": e.seq} if e.kind == "proposal" else {}
             if e.kind == "alert" and (e.body["state"] == "pending" or e.body["reason"] == "dropped"):
                 continue
             self._item({"kind": e.kind, "at": iso(e.at), "model": e.model, "version": e.version, "who": e.who, **body})
@@ -886,6 +894,13 @@ class Agent:
     def _item(self, item: dict[str, Any]) -> None:
         self.timeline.append({"seq": self.told, **item})
         self.told += 1
+
+
+def _estimate(metric: str, key: Key, window: str, found: Measured | str) -> Estimate:
+    """Return what was found of the scores of a window as an estimate."""
+    if isinstance(found, str):
+        return Estimate(metric, key, window, "scored", None, None, None, 0, found)
+    return Estimate(metric, key, window, "scored", found.value, found.low, found.high, found.n)
 
 
 def _kind(source: str) -> str:
@@ -933,6 +948,12 @@ def _paired(columns: C | None, other: _Other, admitted: _Other) -> C | None:
     lost = np.isin(columns.index, other.index) & ~np.isin(columns.index, kept)
     columns = columns.take(~lost) if lost.any() else columns
     return columns if len(columns) else None
+
+
+def _decision_body(d: Decision) -> dict[str, Any]:
+    """Return a decision for the journal; what a proposal rests on is in that."""
+    about = {} if d.reason == "proposed" else d.about
+    return {"rule": d.rule, "action": d.action, "allowed": d.allowed, "reason": d.reason, "policy": d.policy, **about}
 
 
 def _alert_body(a: Alert, d: Diagnosis | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import yaml
 
 from monitor.core.days import MATURE, RECENT
 from monitor.core.events import DAY, HOUR, MINUTE, NONE, SECOND, VERDICTS
+from monitor.core.guards import MODES, UNDO_LIMIT, VOLUME_LIMIT
 from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import ACTING, LabelRule
@@ -23,7 +24,6 @@ from monitor.core.tables import FEATURES, MOST_CLASSES
 from monitor.store.files import safe_name
 
 ROLES = ("live", "canary", "shadow")
-MODES = ("off", "auto")
 MISSING = ("negative", "unknown")
 CLOCKS = ("wall", "events")
 HASHES = ("xxh3", "blake2b")
@@ -33,7 +33,12 @@ TICKS = {"wall": 15 * SECOND, "events": HOUR}
 RULE_WINDOWS = {"scored": RECENT, "mature": MATURE}
 RULE_WINDOW = {"scored": "24h", "mature": "28d"}
 MOST_ROWS = 60_000_000
-OWN_READING = {"policy_volume": ("scored", "24h"), "volume_ratio": ("scored", "7d"), "coverage_ratio": ("mature", "7d")}
+OWN_READING = {
+    "policy_volume": ("scored", "24h"),
+    "unfollowed_share": ("scored", "1h"),
+    "volume_ratio": ("scored", "7d"),
+    "coverage_ratio": ("mature", "7d"),
+}
 """Basis and window of what is no metric of a reading but of several; each has one of its own."""
 LABELS_MODES = ("single", "multi")
 SCORES = ("probability", "logit", "margin")
@@ -127,6 +132,18 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalibrate:
+    """When a calibrator is tried: so many mature rows must have an outcome; a trial may take `limit` ms.
+
+    Not `undo` new policies are not compared with the ones before them.
+    """
+
+    rows: int = 1_000
+    limit: int = 60 * SECOND
+    undo: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live.
 
@@ -146,7 +163,7 @@ class Model:
     segments: tuple[str, ...] = ()
     labels: Labels = Labels()
     threshold: float | None = None
-    mode: str = "off"
+    mode: str = "propose"
     false_alarms: Mapping[str, float] = field(default_factory=lambda: dict(FALSE_ALARMS))
     rules: tuple[Rule, ...] = budgeted(SHIPPED.values(), FALSE_ALARMS)
     idle_after: int = 24 * HOUR
@@ -158,6 +175,8 @@ class Model:
     score: str = "probability"
     sum_tolerance: float = 0.005
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    recalibrate: Recalibrate = Recalibrate()
+    follow_within: int = 15 * MINUTE
     parent: str = ""
 
     @property
@@ -184,6 +203,11 @@ class Model:
             thresholds={},
             parent=self.name,
         )
+
+    @property
+    def undo(self) -> tuple[Limit, ...]:
+        """Return what undoes a new policy, written before it is activated."""
+        return VOLUME_LIMIT, *((UNDO_LIMIT,) if self.recalibrate.undo else ())
 
     def role(self, version: str) -> str:
         """Return live, canary or shadow."""
@@ -431,10 +455,8 @@ def _did_you_mean(word: str, words: Mapping[str, Any] | tuple[str, ...]) -> str:
     return f"did you mean {near[0]}?" if near else f"write {_words(words)}"
 
 
-def _one_of(*words: str, later: tuple[str, ...] = ()) -> Reader:
+def _one_of(*words: str) -> Reader:
     def read(value: Any, at: _At) -> str:
-        if value in later and isinstance(value, str):
-            raise _Wrong(f"not available yet, write {_words(words)}")
         if not isinstance(value, str) or value not in words:
             raise _Wrong(f"write {_words(words)}")
         return value
@@ -690,6 +712,11 @@ def _review(before: int) -> Reader:
     return read
 
 
+def _recalibrate(before: Recalibrate) -> Reader:
+    readers = {"rows": _count, "limit": _some_time, "undo": _flag}
+    return lambda value, at: replace(before, **_fields(value, at, readers))
+
+
 def _per_day(value: Any, at: _At) -> int | None:
     return None if value is None else int(_expected(value, at))
 
@@ -780,7 +807,7 @@ _RULE: Mapping[str, Reader] = {
     "min_n": _count,
     "hold": _duration,
     "severity": _one_of(*SEVERITIES),
-    "action": _one_of(*ACTIONS, later=("recalibrate",)),
+    "action": _one_of(*ACTIONS),
 }
 
 
@@ -808,7 +835,7 @@ def _rule(name: str, old: Rule | None) -> Reader:
         window = given.get("window", old.window if old and old.basis == basis else usual)
         if not {"metric", "basis", "window"} & (raw.keys() - given.keys()):
             _check_reading(at, given, metric, basis, window, was)
-        action = given.get("action", old.action if old else "none")
+        action = given.get("action", kept.action if kept else "none")
         if action != "none" and basis not in ACTING:
             at.child("action").error(f"found {action!r} with the basis {basis}; write a basis that may act: {_words(ACTING)}")
         if len(at.errors) > errors:
@@ -819,7 +846,7 @@ def _rule(name: str, old: Rule | None) -> Reader:
             raise _Wrong(
                 "write fires and resolves that no value passes together", "limits that fire and resolve at the same value"
             )
-        same = {key: given[key] for key in ("min_n", "hold", "severity", "action") if key in given}
+        same = {key: given[key] for key in ("min_n", "hold", "severity") if key in given} | {"action": action}
         return replace(
             old or Rule(name, basis, window, (fires,), resolves, 500),
             basis=basis,
@@ -841,9 +868,6 @@ def _detector_rule(name: str, old: Rule | None, given: Mapping[str, Any], at: _A
     wrong = [key for key in ("metric", "basis", "window", "min_n") if key in given]
     for key in wrong:
         at.child(key).error(f"found {given[key]!r} in a rule with a detector, which looks at whole days by itself; leave it out")
-    if given.get("action", "none") != "none":
-        at.child("action").error(f"found {given['action']!r} with a detector; write none, only rules with a metric act")
-        return None
     if wrong:
         return None
     effect = rule.fires[0].metric
@@ -851,7 +875,7 @@ def _detector_rule(name: str, old: Rule | None, given: Mapping[str, Any], at: _A
     resolves = _merge(effect, given.get("resolves"), rule.resolves)
     if _overlap(fires, resolves):
         raise _Wrong("write fires and resolves that no value passes together", "limits that fire and resolve at the same value")
-    same = {key: given[key] for key in ("hold", "severity") if key in given}
+    same = {key: given[key] for key in ("hold", "severity", "action") if key in given}
     return replace(rule, fires=(fires, *rule.fires[1:]), resolves=resolves, **same)
 
 
@@ -924,7 +948,9 @@ def _false_alarms(before: Mapping[str, float]) -> Reader:
 def _shared(before: Model) -> dict[str, Reader]:
     """Return the readers of what `defaults` and a model may both give."""
     return {
-        "mode": _one_of(*MODES, later=("propose",)),
+        "mode": _one_of(*MODES),
+        "recalibrate": _recalibrate(before.recalibrate),
+        "follow_within": _some_time,
         "labels": _labels(before.labels),
         "review": _review(before.review),
         "idle_after": _some_time,
@@ -1184,6 +1210,12 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "score": model.score,
         "per_day": model.per_day and _written(model.per_day, _COUNTS),
         "mode": model.mode,
+        "recalibrate": {
+            "rows": _written(model.recalibrate.rows, _COUNTS),
+            "limit": written_duration(model.recalibrate.limit),
+            "undo": model.recalibrate.undo,
+        },
+        "follow_within": written_duration(model.follow_within),
         "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
         "false_alarms_per_year": dict(model.false_alarms),
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
@@ -1220,6 +1252,7 @@ def _describe_rule(rule: Rule) -> dict[str, Any]:
             "resolves": _describe_limit(rule.resolves),
             "hold": written_duration(rule.hold),
             "severity": rule.severity,
+            "action": rule.action,
         }
     return {
         "metric": fires.metric,

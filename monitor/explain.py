@@ -66,6 +66,8 @@ def _about(signs: Signs, alert: Alert) -> Signs:
         # It compares two policies on the same scores, so whatever these do is not why.
         moved = Sign(True, _value(alert.observed), 1.0, alert.since)
         return Signs(flagged_share=moved, score_drift=Sign(False), policy=signs.policy)
+    if alert.rule == "policy_not_followed":
+        return Signs(followed=Sign(True, _value(alert.observed), 0.0, alert.since))
     return replace(signs, slices=named)
 
 

@@ -142,6 +142,12 @@ def _version(f: _Families, v: Version) -> None:
         f.put("scorewatch_evidence_limit", None if e.reason else d.limit, *labels, d.rule)
         for end, value in (("", d.effect.value), ("_low", d.effect.low), ("_high", d.effect.high)):
             f.put(f"scorewatch_effect{end}", value, *labels, d.rule)
+    for policy, log_e in v.undo.items():
+        f.put("scorewatch_undo_evidence", log_e, *labels, policy)
+    for action, n in v.proposals.items():
+        f.put("scorewatch_proposals_open", n, v.model, v.version, action)
+    for decision, at in v.decided.items():
+        f.put("scorewatch_decision_timestamp_seconds", at / 1000, v.model, v.version, *decision)
     for policy, n in v.following.items():
         f.put("scorewatch_policy_following", n, v.model, v.version, policy)
     for inputs in v.inputs:

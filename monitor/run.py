@@ -183,6 +183,7 @@ class Loop:
         """Close the files and the store."""
         for f in self.feeds:
             f.source.close()
+        self.agent.decider.close()
         try:
             self.agent.store.close()
         except (sqlite3.Error, OSError) as e:
@@ -281,6 +282,7 @@ class Loop:
     def _try_reopen(self) -> None:
         old = self.agent
         with contextlib.suppress(Exception):
+            old.decider.close()
             old.store.abandon()
         try:
             fresh = self._reopen()

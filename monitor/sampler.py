@@ -25,7 +25,8 @@ _AGAIN = 0.01
 class Sampler:
     """Volumes, probabilities to wait and audit rates by model; `rows` may wait in all.
 
-    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at. All depends on the rows
+    `model` gives the configuration of a name, `threshold` what (model, version) is flagged at, `review` how many predictions of
+    a model are picked for review a day. All depends on the rows
     before only, until these show a rate also on the times and scores of a batch itself: every probability is fixed before
     its draw.
     """
@@ -33,6 +34,7 @@ class Sampler:
     rows: int
     model: Callable[[str], Model]
     threshold: Callable[[str, str], float | None]
+    review: Callable[[str], int]
     volumes: dict[str, Volume] = field(default_factory=dict)
     plans: dict[str, Floats] = field(default_factory=dict)
     sampled: bool = False
@@ -54,11 +56,11 @@ class Sampler:
     def idle(self, p: Predictions, waiting: int) -> bool:
         """Return whether nothing is to be drawn or counted for these predictions."""
         small = waiting + len(p) <= _BEGIN * self.rows
-        return small and not self.sampled and not any(self.model(m).review for m, _ in p.version.names)
+        return small and not self.sampled and not any(self.review(m) for m, _ in p.version.names)
 
     def picks_at_once(self, p: Predictions) -> int:
         """Return how many of these predictions may be picked before the rate is looked at again: a tenth of a day's."""
-        budgets = [r for name, _ in p.version.names if (r := self.model(name).review)]
+        budgets = [r for name, _ in p.version.names if (r := self.review(name))]
         return max(1, min(budgets, default=10) // 10)
 
     def draw(self, p: Predictions, waiting: int) -> tuple[Drawn, Ints]:
@@ -73,14 +75,14 @@ class Sampler:
             at = np.flatnonzero(p.version.codes == code)
             model = self.model(name)
             wait[at] = self.plans[name][of[at]] if name in self.plans else self.unplanned
-            if model.review and p.sent is not None:
+            if (review := self.review(name)) and p.sent is not None:
                 asked = at[reviewable[at]]
                 before = self.volumes.get(name, Volume())
                 rate = before.per_day()
                 if not rate or not rate[1]:
                     # A row that no audit drew from would need a label of its own, so the audit begins with the first one.
                     rate = before.add(p.ts[asked], of[asked], np.sqrt(p.score[asked])).per_day(0)
-                q[asked] = sampling.audit(p.score[asked], model.review, rate[1] if rate else 0.0)
+                q[asked] = sampling.audit(p.score[asked], review, rate[1] if rate else 0.0)
                 # Where no label means negative, a pick only makes the label come earlier: its weight stays 1.
                 unknown = np.array([rule.missing == "unknown" for rule in model.labels.rules])
                 audited[asked] = unknown[p.verdict[asked]]

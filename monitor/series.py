@@ -188,6 +188,16 @@ SERIES: dict[str, Series] = {
     "scorewatch_decisions_total": Series(
         "counter", ("model", "version", "rule", "action", "reason"), "Decisions since the agent started."
     ),
+    "scorewatch_decision_timestamp_seconds": Series(
+        "gauge", ("model", "version", "rule", "action", "reason"), "When each rule last decided something else than before."
+    ),
+    "scorewatch_proposals_open": Series("gauge", ("model", "version", "action"), "Proposals that wait for a person."),
+    "scorewatch_undo_evidence": Series(
+        "gauge",
+        (*_VERSION, "policy"),
+        "Natural logarithm of the evidence that an earlier policy would have served the outcomes since the activation better; at"
+        " ln 20 = 3.0 it comes back.",
+    ),
     "scorewatch_last_tick_timestamp_seconds": Series("gauge", (), "The time of the last tick, by the agent's clock."),
     "scorewatch_tick_interval_seconds": Series(
         "gauge", (), "How often the agent ticks by the machine's clock; absent where events are the clock."

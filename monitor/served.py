@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.actions.rollback import Change, Pointer, Policies, PolicyError, activate, carry_out, checksum, rollback
+from monitor.actions.rollback import Change, Pointer, Policies, PolicyError, activate, carry_out, checksum, draft, rollback
 from monitor.config import Model
 from monitor.core.events import NONE, UNDECIDED, Entry, Ints, Predictions
-from monitor.core.guards import Standing
-from monitor.core.policy import Policy, bands, decide, from_json, verdicts
-from monitor.core.policy import policy as make
+from monitor.core.guards import CHANGES, Standing
+from monitor.core.policy import IDENTITY, Policy, bands, decide, from_json, verdicts
+from monitor.core.policy import policy as compose
 from monitor.store import Store
 
 log = logging.getLogger("scorewatch")
-
-CHANGES = ("activated", "rolled_back")
 
 
 class Planned(NamedTuple):
@@ -94,7 +92,7 @@ class Served:
         policy, configured = self.current(name, version), self.model(name).threshold
         if policy is not None or configured is None:
             return policy
-        return make("", name, version, {"all": configured})
+        return compose("", name, version, {"all": configured})
 
     def threshold(self, name: str, version: str) -> float | None:
         """Return the served score at or above which a case is flagged, None where nothing says so."""
@@ -141,25 +139,54 @@ class Served:
     # Changes: planned, journalled by the caller, then carried out.
 
     def activation(
-        self, name: str, version: str, who: str, reason: str, at: int, policy: Mapping[str, Any] | None, threshold: float | None
+        self,
+        name: str,
+        version: str,
+        who: str,
+        reason: str,
+        at: int,
+        policy: Policy | Mapping[str, Any] | None = None,
+        threshold: float | None = None,
     ) -> Planned:
-        """Return the change that makes a policy (given as JSON, or the next one with a threshold) current."""
-        chosen: Policy | float
-        if policy is not None:
+        """Return the change that makes a policy (also given as JSON, or the next one with a threshold) current."""
+        if isinstance(policy, Policy):
+            chosen = policy
+        elif policy is not None:
             try:
                 given = from_json(json.dumps(policy))
             except ValueError as e:
                 raise PolicyError(str(e)) from None
             chosen = replace(given, checksum=given.checksum or checksum(given))
         elif threshold is not None and 0.0 <= threshold <= 1.0:
-            chosen = threshold
+            chosen = self._next(name, version, threshold, {"who": who, "reason": reason, "at": at})
         else:
             raise PolicyError(f"the threshold must be in [0, 1], found {threshold}")
         return Planned(name, activate(self.folder(name), version, chosen, who, reason, at))
 
-    def way_back(self, name: str, version: str, who: str, reason: str, at: int) -> Planned:
-        """Return the change that goes back to the last policy in good standing."""
-        to = self.standing(name, version).good
+    def _next(self, name: str, version: str, threshold: float, provenance: dict[str, Any]) -> Policy:
+        """Write the next policy with a threshold; scores are served, reviewed and abstained from as the current one says."""
+        now = self.current(name, version)
+        calibrator, review, abstain = (now.calibrator, now.review, now.abstain) if now else (IDENTITY, None, None)
+        undo = self.model(name).undo
+
+        def make(ident: str) -> Policy:
+            return compose(ident, name, version, {"all": threshold}, calibrator, undo, provenance, review, abstain)
+
+        return self.draft(name, version, provenance["at"], make)
+
+    def first(self, name: str, version: str, at: int, reason: str) -> Policy:
+        """Write the policy of the configured threshold, without serving it."""
+        threshold = self.model(name).threshold
+        assert threshold is not None
+        return self._next(name, version, threshold, {"who": "agent", "reason": reason, "at": at})
+
+    def draft(self, name: str, version: str, at: int, make: Callable[[str], Policy]) -> Policy:
+        """Write the next policy of a version, which `make` returns for its id, without serving it."""
+        return draft(self.folder(name), version, at, make)
+
+    def way_back(self, name: str, version: str, who: str, reason: str, at: int, to: str | None = None) -> Planned:
+        """Return the change that goes back to a policy, the last one in good standing unless it is named."""
+        to = to or self.standing(name, version).good
         if to is None:
             raise PolicyError(f"{name} {version} has no earlier policy in good standing to go back to")
         return Planned(name, rollback(self.folder(name), version, to, who, reason, at))

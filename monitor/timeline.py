@@ -16,6 +16,9 @@ _SHOWN = {
 """Metric and what its column is called."""
 _WIDTH = 9
 
+_DONE = {"rollback": "go back to policy {policy}", "recalibrate": "serve policy {policy}"}
+"""What an allowed decision does, by action."""
+
 HEADER = f"{'':<10} {'n':>8} " + " ".join(f"{name:>{_WIDTH}}" for name in _SHOWN.values())
 
 
@@ -76,7 +79,12 @@ def _text(item: dict[str, Any]) -> str:
         mark = "▲" if item["state"] == "firing" else "▽"
         return f"  {mark} {at}  {who} {item['rule']} {item['state']}{reason}{seen}"
     if kind == "decision":
-        verdict = f"go back to policy {item['policy']}" if item["allowed"] else "no action"
+        verdict = _DONE.get(item["action"], "hand on to {action}").format(**item) if item["allowed"] else "no action"
         return f"  ● {at}  {who} {item['rule']}: {verdict} ({item['reason'].replace('_', ' ')})"
+    if kind == "proposal":
+        return f"  ◇ {at}  {who} {item['rule']}: policy {item['policy']} waits for approval as proposal {item['entry']}"
+    if kind == "answer":
+        answer = "approved" if item["approved"] else "not approved"
+        return f"  ◇ {at}  {who} proposal {item['proposal']} {answer} by {item['who']}: {item['reason']}"
     verb = "rolled back to" if kind == "rolled_back" else "activated"
     return f"  ◆ {at}  {who} {verb} policy {item['policy']} by {item['who']}: {item['reason']}"

@@ -33,8 +33,9 @@ from monitor.core.days import (
     recent_hours,
 )
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
-from monitor.core.events import DAY, HOUR, VERDICTS, Floats, Ints
+from monitor.core.events import DAY, HOUR, MINUTE, VERDICTS, Floats, Ints
 from monitor.core.features import Feature, to_dict
+from monitor.core.intervals import Measured, wilson
 from monitor.core.metrics import METRICS, Estimate, measure, of_margins, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
@@ -171,7 +172,7 @@ class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
     `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
-    often each policy was named in them, `days` the tables of the last 28 mature days by slice (both only that of `all` for a
+    often each policy was named in each minute of them, `days` the tables of the last 28 mature days by slice (both only that of `all` for a
     target of a model with classes, which may have many), `sums` what `summed` makes of them (beside that of `all`), `open`
     those of the slice `all` of days that are not mature, `seen` when its last event came.
     `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
@@ -372,14 +373,35 @@ class Watched:
         hour = rows["ts"] // HOUR
         if len(rows) and self.members.shape[1] <= int(rows["combo"].max()):
             self._members()
-        for h in np.unique(hour[hour >= recent_hours(now, "24h").start]).tolist():
+        oldest = recent_hours(now, "24h").start
+        self._count_following(rows[hour >= oldest])
+        for h in np.unique(hour[hour >= oldest]).tolist():
             mine = rows[hour == h]
             fresh = tables(mine, None, self.members, 1 if self.model.parent else len(self.slices))
             fresh += [EMPTY] * (len(self.slices) - len(fresh))
             self.hours[h] = [a + b for a, b in zip(self.hours[h], fresh, strict=True)] if h in self.hours else fresh
-            named = self.following.setdefault(h, {})
-            for code, n in zip(*(a.tolist() for a in np.unique(mine["policy"], return_counts=True)), strict=True):
-                named[code] = named.get(code, 0) + n
+
+    def _count_following(self, rows: NDArray[Any]) -> None:
+        """Count the rows of each minute by the policy they named."""
+        named = (rows["ts"] // MINUTE) << 16 | rows["policy"]
+        for key, n in zip(*(a.tolist() for a in np.unique(named, return_counts=True)), strict=True):
+            minute = self.following.setdefault(key >> 16, {})
+            minute[key & 0xFFFF] = minute.get(key & 0xFFFF, 0) + n
+
+    def unfollowed(self, policy: str, since: int, now: int) -> Measured | str:
+        """Return which share of the rows of the last hour that named a policy named another one, or why that is not known.
+
+        Only rows of minutes that began at `since` (ms) or later count.
+        """
+        first = -(-max(since, now - HOUR) // MINUTE)
+        counts = [n for minute, n in self.following.items() if minute >= first]
+        names = self.store.policies.names
+        of = sum(k for n in counts for code, k in n.items() if names[code])
+        other = sum(k for n in counts for code, k in n.items() if names[code] not in ("", policy))
+        if not of:
+            return "no_policy_named" if counts else "no_events"
+        share = other / of
+        return Measured(share, *wilson(other, of), of)
 
     def close(self, day: int) -> dict[int, dict[str, Table]]:
         """Return the final tables of a day by slice, and with them those of earlier days whose slices changed."""
@@ -473,7 +495,7 @@ class Watched:
         oldest = recent_hours(now, "24h").start
         first = self.newest_mature(now) - WINDOWS["28d"] // DAY
         self.hours = {h: t for h, t in self.hours.items() if h >= oldest}
-        self.following = {h: t for h, t in self.following.items() if h >= oldest}
+        self.following = {m: n for m, n in self.following.items() if m >= oldest * HOUR // MINUTE}
         self.days = {
             d: {"all": t["all"]} if self.model.parent and (self.code, d) in self.store.closed else t
             for d, t in self.days.items()
@@ -729,6 +751,10 @@ class Watched:
                 break
             self.looks.see_ended(day, tables_of(day) if day in there else {})
 
+    def closed_since(self, day: int) -> list[int]:
+        """Return the closed days from one on."""
+        return sorted(d for v, d in self.store.closed if v == self.code and d >= day)
+
     def _there(self) -> set[int]:
         """Return the days that have rows or tables of rows that did not wait."""
         return {d for v, d in self.store.spans if v == self.code} | {
@@ -820,8 +846,8 @@ class Watched:
         """Return the version as the snapshot shows it."""
         spans = {d: self.store.spans[self.code, d] for d in self.waiting()}
         following: dict[str, int] = {}
-        for hour in self.following.values():
-            for code, n in hour.items():
+        for minute in self.following.values():
+            for code, n in minute.items():
                 following[self.store.policies.names[code]] = following.get(self.store.policies.names[code], 0) + n
         mature = [t["all"] for t in self.days.values()]
         ahead = self.look_ahead(now)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import NONE, prob_code
-from monitor.core.policy import bands, decide
+from monitor.core.events import FLAG, NONE, PASS, prob_code
 from monitor.core.tables import LABEL, ROW, Table, tables
 
 VECTORS = Path(__file__).parents[2] / "shared" / "test_vectors.json"
@@ -22,7 +21,7 @@ def table_of(
     """
     rows = np.zeros(len(scores), ROW)
     rows["score"] = scores
-    rows["verdict"] = verdicts if threshold is None else decide(bands(threshold), rows["score"])
+    rows["verdict"] = verdicts if threshold is None else np.where(rows["score"] >= threshold, FLAG, PASS)
     for name, values in columns.items():
         given = np.asarray(values)
         rows[name] = np.where(given > 0, prob_code(np.where(given > 0, given, 1.0)), 0) if name.endswith("_prob") else given

@@ -38,7 +38,7 @@ NAMES = ", ".join(METRICS) + ", policy_volume, volume_ratio or coverage_ratio"
 RULE_KEYS = "detector, metric, basis, window, fires, resolves, min_n, hold, severity or action"
 MODEL_KEYS = (
     "versions, baseline, policies, segments, features, threshold, per_day, classes, labels_mode, score, sum_tolerance, "
-    "mode, labels, review, idle_after, false_alarms_per_year or rules"
+    "mode, recalibrate, follow_within, labels, review, idle_after, false_alarms_per_year or rules"
 )
 SOME = "write how many false alarms a year are acceptable, from 0.001 to 365"
 BUDGET = "write a mapping such as {critical: 0.25, warning: 4}"
@@ -186,11 +186,17 @@ SETTINGS = [
         "tokens: {decide: env:NOT_SET}",
         "tokens.decide: found 'env:NOT_SET', which is not set; set the environment variable NOT_SET",
     ),
-    ("defaults: {mode: propose}", "defaults.mode: found 'propose'; not available yet, write off or auto"),
-    ("defaults: {mode: false}", "defaults.mode: found false; write off or auto"),
+    (
+        "defaults: {recalibrate: {rows: 0}}",
+        "defaults.recalibrate.rows: found 0; write a whole number such as 500 or 20k, from 1 to 1000000000",
+    ),
+    ("defaults: {recalibrate: {undo: off}}", "defaults.recalibrate.undo: found 'off'; write true or false"),
+    ("defaults: {mode: false}", "defaults.mode: found false; write off, propose or auto"),
     (
         "defaults: {segments: [a]}",
-        ("defaults.segments: found an unknown key; write mode, labels, review, idle_after, false_alarms_per_year or rules"),
+        (
+            "defaults.segments: found an unknown key; write mode, recalibrate, follow_within, labels, review, idle_after, false_alarms_per_year or rules"
+        ),
     ),
     ("defaults: {false_alarms_per_year: {critical: 0}}", f"defaults.false_alarms_per_year.critical: found 0; {SOME}"),
 ]
@@ -258,7 +264,7 @@ MODELS = [
     ("false_alarms_per_year: {info: off}", "false_alarms_per_year.info: found 'off'; write a number"),
     ("false_alarms_per_year: {info: true}", "false_alarms_per_year.info: found true; write a number"),
     ("false_alarms_per_year: {info: .nan}", "false_alarms_per_year.info: found nan; write a number"),
-    ("mode: on", "mode: found 'on'; write off or auto"),
+    ("mode: on", "mode: found 'on'; write off, propose or auto"),
     ("idle_after: 0h", "idle_after: found '0h'; write a duration longer than 0s"),
 ]
 
@@ -283,8 +289,7 @@ DETECTORS = [
     ),
     (
         "rules: {x: {detector: recall, action: rollback, metric: ece}}",
-        "rules.x.metric: found 'ece' in a rule with a detector, which looks at whole days by itself; leave it out\n"
-        "rules.x.action: found 'rollback' with a detector; write none, only rules with a metric act",
+        "rules.x.metric: found 'ece' in a rule with a detector, which looks at whole days by itself; leave it out",
     ),
     ("rules: {recall: {severity: fatal}}", "rules.recall.severity: found 'fatal'; write critical, warning or info"),
     ("rules: {recall: {fires: {belw: -0.3}}}", "rules.recall.fires.belw: found an unknown key; did you mean below?"),
@@ -358,10 +363,7 @@ RULES = [
         "rules.calibration.hold: found 5; write 5s if seconds are meant, else a duration such as 12h or 7d",
     ),
     ("rules: {calibration: {severity: fatal}}", "rules.calibration.severity: found 'fatal'; write critical, warning or info"),
-    (
-        "rules: {calibration: {action: recalibrate}}",
-        "rules.calibration.action: found 'recalibrate'; not available yet, write none or rollback",
-    ),
+    ("rules: {calibration: {action: retrain}}", "rules.calibration.action: found 'retrain'; write none, rollback or recalibrate"),
     (
         "rules: {calibration: {fires: 0.08}}",
         "rules.calibration.fires: found 0.08; write a mapping with one of above, below, outside or inside, such as {above: 0.05}",
@@ -463,7 +465,7 @@ def test_all_errors_together() -> None:
     ) == (
         "f.yaml: clock: found 'x'; write wall or events\n"
         f"f.yaml: tick: found 'y'; {LONG}\n"
-        "f.yaml: models.a.mode: found 1; write off or auto\n"
+        "f.yaml: models.a.mode: found 1; write off, propose or auto\n"
         "f.yaml: models.a.rules.calibration.basis: found 'x'; write scored or mature\n"
         "f.yaml: models.b.segments: found 1; write a list such as [country, channel]"
     )
@@ -538,7 +540,7 @@ def test_defaults() -> None:
     labels = Labels(horizon=30 * DAY, missing="unknown", corrections=28 * DAY, verdicts={})
     alarms = {"critical": 0.25, "warning": 4.0, "info": 12.0}
     rules = budgeted(SHIPPED.values(), alarms)
-    churn = Model("churn", {}, None, None, (), labels, None, "off", alarms, rules, 24 * HOUR, 0, None)
+    churn = Model("churn", {}, None, None, (), labels, None, "propose", alarms, rules, 24 * HOUR, 0, None)
     assert read("models: {churn: }") == read("models: {churn: {}}") == Config(
         path=None,
         state=Path("/var/lib/scorewatch"),
@@ -701,6 +703,7 @@ def test_defaults_are_overridden_field_by_field() -> None:
         ),
         "b": Model(
             "b",
+            mode="off",
             labels=Labels(60 * DAY, "negative"),
             false_alarms={**alarms, "critical": 2.0},
             rules=budgeted(SHIPPED.values(), alarms),
@@ -945,7 +948,7 @@ defaults: {{review: {{per_day: 1k}}}}
 """
     want = parse(text, "f.yaml", tmp_path)
     assert read(describe(want, secrets=True)) == want
-    assert "mode: off\n" in describe(want)
+    assert "mode: propose\n" in describe(want)
     assert "decide: env:DECIDE\n" in describe(want)
     assert "secret" not in describe(want, secrets=True)
     assert "literal" not in describe(want)
@@ -986,7 +989,12 @@ models:
     threshold: null
     score: probability
     per_day: null
-    mode: off
+    mode: propose
+    recalibrate:
+      rows: 1k
+      limit: 1m
+      undo: true
+    follow_within: 15m
     review: off
     false_alarms_per_year:
       critical: 0.25
@@ -1006,7 +1014,7 @@ models:
         min_n: 500
         hold: 0s
         severity: warning
-        action: none
+        action: recalibrate
       calibration_drift:
         detector: calibration
         fires:
@@ -1021,6 +1029,7 @@ models:
           end: value
         hold: 0s
         severity: warning
+        action: recalibrate
       recall:
         detector: recall
         fires:
@@ -1031,6 +1040,7 @@ models:
           end: value
         hold: 0s
         severity: warning
+        action: none
       precision: off
       fpr: off
       high_confidence_errors: off

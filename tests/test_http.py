@@ -833,7 +833,7 @@ def test_a_wrong_configuration_stops_run_and_check(tmp_path):
     path.write_text("models:\n  m: {labels: {horizn: 3d}, mode: manual}\n")
     said = (
         f"{path}: models.m.labels.horizn: found an unknown key; did you mean horizon?\n"
-        f"{path}: models.m.mode: found 'manual'; write off or auto\n"
+        f"{path}: models.m.mode: found 'manual'; write off, propose or auto\n"
     )
     assert command(path, "check") == command(path, "run") == (2, "", said)
     missing = tmp_path / "none.yaml"

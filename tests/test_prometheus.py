@@ -317,7 +317,7 @@ def test_the_calibration_alerts_fire_and_only_they(stream):
         assert START + BIASED * DAY < since * 1000 < START + CARELESS * DAY
     active = {rule.name: rule.severity for rule in SHIPPED.values()}
     # A tenth of the values of the feature are missing, of which the baseline knows nothing.
-    about = 'action="none",diagnosis="pipeline_fault",model="m",rule='
+    about = 'action="recalibrate",diagnosis="pipeline_fault",model="m",rule='
     assert firing == {
         **{
             f'scorewatch_alert_active{{model="m",rule="{name}",severity="{severity}",version="v1"}}': name.startswith(
@@ -522,7 +522,7 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         day = time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(since))
         assert alert["annotations"]["description"] == (
             f"Rule {rule} of m v1 fires since {day}: observed {observed:.4g}, validation promised {expected:.4g}. "
-            "Diagnosis: pipeline_fault. Action of the rule: none."
+            "Diagnosis: pipeline_fault. Action of the rule: recalibrate."
         )
 
 

@@ -1,12 +1,13 @@
 """Change which policy is served: the one action of an alert, and the two commands of a person."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from monitor.core.policy import Policy
 from monitor.store.policies import Pointer, Policies, PolicyError, checksum
 
-__all__ = ["Change", "Pointer", "Policies", "PolicyError", "activate", "carry_out", "checksum", "rollback"]
+__all__ = ["Change", "Pointer", "Policies", "PolicyError", "activate", "carry_out", "checksum", "draft", "rollback"]
 
 
 class Change(NamedTuple):
@@ -24,20 +25,23 @@ def _change(policies: Policies, kind: str, version: str, pointer: Pointer) -> Ch
     return Change(kind, version, pointer, body)
 
 
-def activate(policies: Policies, version: str, policy: Policy | float, who: str, reason: str, at: int) -> Change:
-    """Write the policy (or the next one, with this threshold) and return the change that makes it current."""
+def draft(policies: Policies, version: str, at: int, make: Callable[[str], Policy]) -> Policy:
+    """Write the next policy, which `make` returns for its id, without serving it."""
     with policies.lock():
-        if isinstance(policy, Policy):
-            # Looked at before it is written: a policy never changes, so a wrong one would keep its id for ever.
-            if (policy.model, policy.version) != (policies.model, version):
-                raise PolicyError(f"the policy is for {policy.model} {policy.version}, not for {policies.model} {version}")
-            if checksum(policy) != policy.checksum:
-                raise PolicyError("the checksum of the policy does not hold; leave it out and it is computed")
-            if policy.id not in policies.ids(version):
-                policies.add(policy)
-            made = policies.read(version, policy.id)
-        else:
-            made = policies.create(version, policy, at, {"who": who, "reason": reason, "at": at})
+        return policies.create(version, at, make)
+
+
+def activate(policies: Policies, version: str, policy: Policy, who: str, reason: str, at: int) -> Change:
+    """Write the policy if it is not written yet and return the change that makes it current."""
+    with policies.lock():
+        # Looked at before it is written: a policy never changes, so a wrong one would keep its id for ever.
+        if (policy.model, policy.version) != (policies.model, version):
+            raise PolicyError(f"the policy is for {policy.model} {policy.version}, not for {policies.model} {version}")
+        if checksum(policy) != policy.checksum:
+            raise PolicyError("the checksum of the policy does not hold; leave it out and it is computed")
+        if policy.id not in policies.ids(version):
+            policies.add(policy)
+        made = policies.read(version, policy.id)
     return _change(policies, "activated", version, Pointer(made.id, who, reason, at))
 
 

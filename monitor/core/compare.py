@@ -11,9 +11,9 @@ from monitor.core.days import Key
 from monitor.core.events import FLAGGED, NONE, Bools, Floats, Ints
 from monitor.core.intervals import Measured, normal, wilson
 from monitor.core.metrics import Estimate, measure
-from monitor.core.policy import Policy
+from monitor.core.policy import Calibrator, Policy, apply
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS, grid_bin
+from monitor.core.tables import BINS, grid_bin, log_losses
 
 _SCORED, _OUTCOMES = ("flagged_share", "mean_score"), ("prevalence", "bias", "recall", "precision", "roc_auc")
 PAIRED = ("flagged_share", "mean_score", "bias", "recall", "precision", "roc_auc")
@@ -34,6 +34,30 @@ def flagged_by(policy: Policy, by_slice: Mapping[str, Reading]) -> int:
         r = by_slice[name]
         found += int(r.n[policy.flags(name)[r.bin]].sum() - r.n[flags[r.bin]].sum())
     return found
+
+
+def under(policy: Policy, by_slice: Mapping[str, Reading]) -> dict[str, Measured | str]:
+    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with Wilson intervals.
+
+    Outcomes are taken to be what they were: a decision that changes them is not known to counts.
+    """
+    counts = _decided(policy.flags(), by_slice["all"])
+    for name in policy.bands.keys() & by_slice.keys() - {"all"}:
+        counts += _decided(policy.flags(name), by_slice[name]) - _decided(policy.flags(), by_slice[name])
+    (flagged, hits), (n, positives) = counts.tolist()
+    reason = by_slice["all"].reason
+
+    def share(k: float, of: float, undefined: str) -> Measured | str:
+        return reason or (Measured(k / of, *wilson(k, of), round(of)) if of else undefined)
+
+    shares = (flagged, n, "no_events"), (hits, positives, "no_positives"), (hits, flagged, "no_flagged")
+    return {name: share(*x) for name, x in zip(("flagged_share", "recall", "precision"), shares, strict=True)}
+
+
+def _decided(flags: Bools, reading: Reading) -> Floats:
+    """Return rows and positives of the flagged rows and of all, shape (2, 2)."""
+    rows, mine = np.stack((reading.neg + reading.pos, reading.pos)), flags[reading.bin]
+    return np.stack((rows[:, mine].sum(axis=1), rows.sum(axis=1)))
 
 
 def policy_volume(by_slice: Mapping[str, Reading], current: Policy, previous: Policy) -> Measured | str:
@@ -223,3 +247,17 @@ def _paired_auc(score: Floats, positive: Bools) -> Measured | str:
         below -= sign * ((pos.cumsum() - 0.5 * pos) / p)[bins[~positive]]
     value = float(above.mean())
     return Measured(value, *normal(value, float(above.var(ddof=1) / p + below.var(ddof=1) / n)), p + n)
+
+
+def log_ratio(reading: Reading, of: Calibrator, against: Calibrator) -> float:
+    """STAND-IN."""
+    a, b = (apply(c, reading.score) for c in (of, against))
+    one = np.ones(len(a), bool)
+    pos = log_losses(b, one) - log_losses(a, one)
+    neg = log_losses(b, ~one) - log_losses(a, ~one)
+    return float(reading.pos @ pos + reading.neg @ neg)
+
+
+def undo_step(log_e: float, log_ratio: float) -> float:
+    """STAND-IN."""
+    return max(log_e, 0.0) + log_ratio

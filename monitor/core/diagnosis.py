@@ -6,6 +6,7 @@ from monitor.core.days import iso
 
 DIAGNOSES = {
     "canary_fault": "The canary differs from the live version on the same days, so it is at fault and not the world",
+    "not_followed": "The model server does not do what its policy says",
     "pipeline_fault": "Data is lost or changed before it reaches the model",
     "label_fault": "Labels are missing, so outcomes say nothing about the model",
     "threshold_change": "More or fewer cases are flagged although scores are as before: decisions changed, not the world",
@@ -19,6 +20,7 @@ DIAGNOSES = {
 
 ADVICE = {
     "stop_canary": "Take the canary out of the traffic.",
+    "check_delivery": "Find out why the model server does not read its policy; what it serves is another one.",
     "check_pipeline": "Look for what changed in the data on its way to the model.",
     "check_labels": "Find out why labels do not arrive before anything is changed.",
     "rollback": "Go back to the last policy in good standing.",
@@ -47,15 +49,17 @@ UNKNOWN = Sign()
 class Signs:
     """What is known when an alert fires; `moved` of a sign always means that it is not as it should be.
 
-    `fit` moved when live scores are no mixture of the baseline's classes, `roc_auc` when it went down, `flagged_share` in
-    either direction, `policy` when another one was activated in the last 7 days, `coverage` when fewer labels came than
-    usual, `data_loss` when events were rejected or lost, `features` when more of them were missing or unseen, and `canary`
-    when it differs from the live version on the same days. `slices` are (name, share of the evidence), largest first.
+    `fit` moved when live scores are no mixture of the baseline's classes, `roc_auc` when it went down, `flagged_share` in either
+    direction, `followed` when the model server names another policy than the current one, `policy` when another one was activated
+    in the last 7 days, `coverage` when fewer labels came than usual, `data_loss` when events were rejected or lost, `features`
+    when more of them were missing or unseen, and `canary` when it differs from the live version on the same days. `slices` are
+    (name, share of the evidence), largest first.
     """
 
     score_drift: Sign = UNKNOWN
     fit: Sign = UNKNOWN
     flagged_share: Sign = UNKNOWN
+    followed: Sign = UNKNOWN
     policy: Sign = UNKNOWN
     prevalence: Sign = UNKNOWN
     calibration_offset: Sign = UNKNOWN
@@ -74,6 +78,7 @@ _SAID = {
     "score_drift": "score drift (PSI above chance)",
     "fit": "no change of prevalence explains the scores",
     "flagged_share": "flagged share",
+    "followed": "share of predictions under another policy",
     "policy": "another policy was activated",
     "prevalence": "prevalence",
     "calibration_offset": "calibration offset (logit)",
@@ -141,6 +146,8 @@ def _row(s: Signs) -> tuple[str, str, bool]:
     free = any(getattr(s, name).moved for name in _LABEL_FREE)
     if s.canary.moved:
         return "canary_fault", "stop_canary", True
+    if s.followed.moved:
+        return "not_followed", "check_delivery", True
     if s.data_loss.moved or s.features.moved:
         return "pipeline_fault", "check_pipeline", True
     if s.flagged_share.moved and (s.score_drift.moved is False or (s.score_drift.moved is None and s.policy.moved)):

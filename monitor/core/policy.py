@@ -302,6 +302,19 @@ def verdicts(made: Policy, score: Floats, combo: Coded, margin: NDArray[np.uint8
     return out
 
 
+def with_calibrator(old: Policy, ident: str, calibrator: Calibrator, provenance: Mapping[str, Any]) -> Policy:
+    """Return a policy that decides as the old one does and serves other scores: its thresholds are what those are served as."""
+    before, after = served_edges(old.calibrator), np.append(served_edges(calibrator), 1.0)
+
+    def moved(t: float) -> float:
+        return float(after[np.searchsorted(before, t)])
+
+    up = {name: moved(t) for name, t in old.thresholds.items()}
+    review = None if old.review is None else (moved(old.review[0]), moved(old.review[1]))
+    review = None if review is not None and review[0] >= review[1] else review
+    return policy(ident, old.model, old.version, up, calibrator, old.undo, provenance, review, old.abstain)
+
+
 def recalibrated(table: Table, calibrator: Calibrator) -> Table:
     """Return the counts of a table as if the calibrator's scores had been served, as `tables.at_bins` moves them."""
     return at_bins(table, lambda score: apply(calibrator, score))

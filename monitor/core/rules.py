@@ -8,7 +8,8 @@ from monitor.core.metrics import Estimate
 from monitor.core.policy import Limit
 
 SEVERITIES = ("critical", "warning", "info")
-ACTIONS = ("none", "rollback")
+ACTIONS = ("none", "rollback", "recalibrate")
+"""What the agent itself does about an alert; any other action is one of the configuration."""
 
 
 EVIDENCE, EFFECT = "_evidence", "_effect"
@@ -88,8 +89,9 @@ SHIPPED: Mapping[str, Rule] = {
         (Limit("ece", "low", high=0.05),),
         Limit("ece", "low", low=0.03),
         min_n=500,
+        action="recalibrate",
     ),
-    "calibration_drift": detecting("calibration_drift", "calibration"),
+    "calibration_drift": replace(detecting("calibration_drift", "calibration"), action="recalibrate"),
     **{name: detecting(name, name) for name in SHOWN if name != "calibration"},
     "policy_volume": Rule(
         "policy_volume",
@@ -100,6 +102,14 @@ SHIPPED: Mapping[str, Rule] = {
         min_n=200,
         severity="critical",
         action="rollback",
+    ),
+    "policy_not_followed": Rule(
+        "policy_not_followed",
+        "scored",
+        "1h",
+        (Limit("unfollowed_share", high=0.1),),
+        Limit("unfollowed_share", low=0.05),
+        min_n=20,
     ),
     "data_loss": Rule(
         "data_loss",

@@ -5,14 +5,13 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from monitor.core.policy import Limit, Policy, from_json
-from monitor.core.policy import policy as make
+from monitor.core.policy import Policy, from_json
 from monitor.store.files import make_folder, safe_name, write_whole
 
 _PATIENCE = 10
@@ -109,15 +108,14 @@ class Policies:
         names = [unquote(p.stem) for p in self.of(version).glob("*.json") if p.stem != "current"]
         return sorted(names, key=lambda name: (_numbers(name), name))
 
-    def create(self, version: str, threshold: float, at: int, provenance: dict[str, object]) -> Policy:
-        """Write the next policy and return it; the threshold moves up to the next grid edge. Hold the lock.
+    def create(self, version: str, at: int, make: Callable[[str], Policy]) -> Policy:
+        """Write the next policy, which `make` returns for its id, and return it. Hold the lock.
 
         Ids are `epoch-number`: the epoch is when this folder got its first policy, so a lost folder never reuses one.
         """
         last = max(map(_numbers, self.ids(version)), default=())
         epoch, number = (last[0], last[1] + 1) if last else (at // 1000, 1)
-        undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
-        policy = make(f"{epoch}-{number}", self.model, version, {"all": threshold}, undo=undo, provenance=provenance)
+        policy = make(f"{epoch}-{number}")
         return self.add(replace(policy, checksum=checksum(policy)))
 
     def add(self, policy: Policy) -> Policy:

@@ -22,6 +22,7 @@ TABLE = [
     # what moved, what did not, diagnosis, action, confirmed
     (["canary", "score_drift", "features"], [], "canary_fault", "stop_canary", True),
     (["data_loss", "calibration_offset"], ["canary"], "pipeline_fault", "check_pipeline", True),
+    (["followed", "data_loss"], [], "not_followed", "check_delivery", True),
     (["features", "score_drift"], [], "pipeline_fault", "check_pipeline", True),
     (["flagged_share", "policy"], ["score_drift"], "threshold_change", "rollback", True),
     (["flagged_share", "policy"], [], "threshold_change", "rollback", True),

@@ -5,12 +5,8 @@ from itertools import product
 import pytest
 
 from monitor.core.events import DAY, Entry
-from monitor.core.guards import Decision, Standing, decide, standings
+from monitor.core.guards import MODES, QUIET, Standing, may_go_back, may_go_forward, standings, within_volume
 from monitor.core.reasons import DECIDED
-from monitor.core.rules import SHIPPED, Alert
-
-RULE = SHIPPED["policy_volume"]
-ALERT = Alert("policy_volume", "m", "1", "critical", "firing", 0)
 
 
 def fold(*steps, version="1"):
@@ -42,6 +38,12 @@ def test_standing(steps, current, good, bad, forward):
     s = fold(*steps)
     assert (s.current, s.good, s.bad, s.forward) == (current, good, bad, forward)
     assert s.served == tuple((i, step[1:]) for i, step in enumerate(steps, 1))
+    assert s.back == max((i for i, step in enumerate(steps, 1) if step[0] == "-"), default=None)
+
+
+def test_earlier():
+    """What can be gone back to is in good standing and not current, the last one first, each once."""
+    assert fold("+a", "+b", "+a", "+c", "+d", "-a", "+e").earlier == ("a", "c", "b")
 
 
 def test_standings_are_by_version():
@@ -56,7 +58,7 @@ def test_standings_are_by_version():
     entries = [Entry(i, i, "ann", kind, "m", version, {"policy": p}, "") for i, (kind, version, p) in enumerate(kinds, 1)]
     assert standings(entries) == {
         ("m", "1"): Standing(((1, "a"),), frozenset(), True),
-        ("m", "2"): Standing(((3, "b"), (4, "c")), frozenset({"b"}), False),
+        ("m", "2"): Standing(((3, "b"), (4, "c")), frozenset({"b"}), False, 4),
     }
 
 
@@ -84,14 +86,56 @@ def _expected(mode, role, steps):
         return "mode_off"
     if role != "live":
         return "shadow"
-    return {"nothing": "no_policy", "first": "no_good_standing", "forward": "allowed", "back": "already_rolled_back"}[steps]
+    return {"nothing": "no_policy", "first": "no_good_standing", "forward": "", "back": "already_rolled_back"}[steps]
 
 
-@pytest.mark.parametrize(("mode", "role", "steps"), list(product(["off", "auto"], ["live", "shadow"], STEPS)))
-def test_decide(mode, role, steps):
-    """A rollback is allowed once per activation, by a live version in mode auto with somewhere to go, else the reason is said."""
-    reason = _expected(mode, role, steps)
-    allowed = reason == "allowed"
-    found = decide(ALERT, RULE, mode, role, fold(*STEPS[steps]))
-    assert found == Decision("rollback", ALERT, allowed, reason, "a" if allowed else None)
-    assert found.reason in DECIDED
+@pytest.mark.parametrize(("mode", "role", "steps"), list(product(MODES, ["live", "shadow"], STEPS)))
+def test_going_back(mode, role, steps):
+    """A way back may be taken once per activation, by a live version, with somewhere to go; else the reason is said."""
+    reason = may_go_back(mode, role, fold(*STEPS[steps]))
+    assert reason == _expected(mode, role, steps)
+    assert reason in ("", *DECIDED)
+
+
+GIVEN = {
+    "mode": "auto",
+    "role": "live",
+    "diagnosis": "calibration_drift",
+    "validated": True,
+    "waits": False,
+    "enough": True,
+    "rested": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "now", "reason"),
+    [
+        ({}, ("+a",), 11, ""),
+        ({}, (), 0, ""),
+        ({"mode": "propose"}, ("+a",), 11, ""),
+        ({"mode": "off"}, ("+a",), 11, "mode_off"),
+        ({"role": "shadow"}, ("+a",), 11, "shadow"),
+        ({"validated": False}, ("+a",), 11, "not_validated"),
+        ({"diagnosis": "pipeline_fault"}, ("+a",), 11, "other_fault"),
+        ({"diagnosis": "label_fault"}, ("+a",), 11, "other_fault"),
+        ({"waits": True}, ("+a",), 11, "proposal_open"),
+        ({"rested": False}, ("+a",), 11, "rejected"),
+        ({"enough": False}, ("+a",), 11, "few_outcomes_yet"),
+        ({}, ("+a",), 10, "cooldown"),
+        ({}, ("+a", "+b"), 11, "cooldown"),
+        ({}, ("+a", "+b", "-a"), 3 + QUIET - 1, "quiet"),
+        ({}, ("+a", "+b", "-a"), 3 + QUIET, ""),
+        ({}, ("+a", "+b", "-a", "+c"), 3 + QUIET - 1, "quiet"),
+    ],
+)
+def test_going_forward(given, steps, now, reason):
+    """Each thing that speaks against a change does so by itself; a horizon is 10 ms here, from the last change on."""
+    found = may_go_forward(standing=fold(*steps), now=now, horizon=10, **GIVEN | given)
+    assert found == reason
+    assert found in ("", *DECIDED)
+
+
+def test_volume():
+    """A change may flag half to one and a half times as much, both included."""
+    assert [within_volume(x) for x in (0.49, 0.5, 1.0, 1.5, 1.51)] == [False, True, True, True, False]

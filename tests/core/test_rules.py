@@ -29,6 +29,7 @@ from monitor.core.rules import (
 
 KEY = Key("m", "1", "all", 0)
 RATIOS = ("policy_volume", "volume_ratio", "coverage_ratio")
+OWN = (*RATIOS, "unfollowed_share")
 RULE = Rule("r", "mature", "28d", (Limit("ece", "low", high=0.05),), Limit("ece", "low", low=0.03), min_n=100)
 HELD = replace(RULE, hold=10)
 
@@ -147,10 +148,10 @@ def test_shipped(name):
     """A shipped rule goes by its name, looks at known metrics, resolves where it does not fire, and acts on counts only."""
     rule = SHIPPED[name]
     assert (rule.name, rule.severity in SEVERITIES, rule.action in ACTIONS) == (name, True, True)
-    own = {rule.detector + EFFECT, rule.detector + EVIDENCE} if rule.detector else {*METRICS, *RATIOS}
+    own = {rule.detector + EFFECT, rule.detector + EVIDENCE} if rule.detector else {*METRICS, *OWN}
     assert {limit.metric for limit in (*rule.fires, rule.resolves)} <= own
     assert rule.basis in ACTING
-    assert rule.action == "none" or not rule.detector
+    assert rule.action in ("none", "recalibrate") or not rule.detector
     first = rule.fires[0]
     for x in (-math.inf, -0.3, -0.17, 0.0, 0.01, 0.04, 0.06, 0.17, 0.3, 0.5, 0.9, 1.0, 1.4, 1.6, math.inf):
         assert not (first.passed(x) and rule.resolves.passed(x))

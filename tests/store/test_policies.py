@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from monitor.core.policy import IDENTITY, Limit
 from monitor.core.policy import policy as make
 from monitor.core.tables import next_edge
 from monitor.store.policies import Pointer, Policies, PolicyError, checksum
@@ -23,6 +22,11 @@ def made(ident, version="1", threshold=0.5):
     return replace(policy, checksum=checksum(policy))
 
 
+def half(ident):
+    """Return a policy of the id with the threshold one half."""
+    return make(ident, "m", "1", {"all": 0.5})
+
+
 @pytest.fixture
 def policies(tmp_path):
     """Give an empty folder of model m."""
@@ -30,11 +34,10 @@ def policies(tmp_path):
 
 
 def test_create_and_read(policies):
-    """A new policy has its threshold on the next edge, limits that undo it, a checksum, and reads back as it is."""
+    """A new policy has its threshold on the next edge and a checksum, and reads back as it is."""
     with policies.lock():
-        policy = policies.create("1", 0.3, AT, {"who": "ann"})
-    undo = (Limit("policy_volume", low=1 / 1.5, high=1.5),)
-    expected = make("1700000000-1", "m", "1", {"all": next_edge(0.3)}, IDENTITY, undo, {"who": "ann"})
+        policy = policies.create("1", AT, lambda ident: make(ident, "m", "1", {"all": 0.3}, provenance={"who": "ann"}))
+    expected = make("1700000000-1", "m", "1", {"all": next_edge(0.3)}, provenance={"who": "ann"})
     assert policy == replace(expected, checksum=checksum(expected))
     assert policies.read("1", "1700000000-1") == policy
     assert checksum(replace(policy, checksum="")) == policy.checksum
@@ -44,8 +47,8 @@ def test_ids_are_epoch_number(policies):
     """Numbers count up within the epoch of the folder's first policy, past nine too, for each version by itself."""
     with policies.lock():
         for i in range(11):
-            policies.create("1", 0.5, AT + i * 10_000, {})
-        policies.create("2", 0.5, AT + 99_000, {})
+            policies.create("1", AT + i * 10_000, half)
+        policies.create("2", AT + 99_000, half)
     assert policies.ids("1") == [f"1700000000-{i}" for i in range(1, 12)]
     assert policies.ids("2") == ["1700000099-1"]
     assert policies.ids("3") == []
@@ -56,8 +59,8 @@ def test_ids_of_people(policies):
     with policies.lock():
         for ident in ("by hand", "7", "²-1", "a-b"):
             policies.add(made(ident))
-        assert policies.create("1", 0.5, AT, {}).id == "1700000000-1"
-        assert policies.create("1", 0.5, AT + 5_000, {}).id == "1700000000-2"
+        assert policies.create("1", AT, half).id == "1700000000-1"
+        assert policies.create("1", AT + 5_000, half).id == "1700000000-2"
     assert policies.ids("1") == ["7", "a-b", "by hand", "²-1", "1700000000-1", "1700000000-2"]
     assert [policies.read("1", name).id for name in policies.ids("1")] == policies.ids("1")
 

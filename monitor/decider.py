@@ -1,0 +1,385 @@
+"""What alerts lead to: trials, proposals, changes of policies and ways back, each with a reason in the journal."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monitor.actions.recalibrate import Trial
+from monitor.actions.rollback import PolicyError
+from monitor.core import guards, readings
+from monitor.core.compare import log_ratio, policy_volume, under, undo_step
+from monitor.core.days import iso
+from monitor.core.diagnosis import Diagnosis
+from monitor.core.events import DAY, Entry
+from monitor.core.guards import Decision
+from monitor.core.intervals import Measured
+from monitor.core.policy import Policy, with_calibrator
+from monitor.core.reasons import DECIDED
+from monitor.core.rules import ACTIONS, Alert, Rule
+from monitor.core.tables import Table, total
+from monitor.served import Planned, Served
+from monitor.watched import Watched
+
+log = logging.getLogger("scorewatch")
+
+Key = tuple[str, str, str]
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Testing:
+    """A trial that runs for an alert: of the version `watched`, whose policy then was `policy`, on days up to `last`."""
+
+    alert: Alert
+    watched: Watched
+    policy: Policy
+    days: tuple[int, ...]
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a tick decided: decisions, changes of which policy is served, other journal entries (kind, model, version, body)."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    changes: list[Planned] = field(default_factory=list)
+    entries: list[tuple[str, str, str, dict[str, Any]]] = field(default_factory=list)
+
+
+class Decider:
+    """All of it but a running trial is a fold of the journal.
+
+    `decided` is the last reason by alert, `failing` are alerts whose action failed and is tried again, `proposals` the open ones
+    by number, `last` when a rule last decided what by version, `rejected` when a person last rejected one, `late` are alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies would
+    have served than the current one, by version and policy. `count(name, by, **labels)` counts something the exporter shows.
+    """
+
+    def __init__(self, served: Served, version: str, count: Callable[..., None]) -> None:
+        self.served, self.version, self.count = served, version, count
+        self.decided: dict[Key, str] = {}
+        self.failing: set[Key] = set()
+        self.proposals: dict[int, Entry] = {}
+        self.last: dict[Name, dict[str, tuple[str, str, int]]] = {}
+        self.late: set[Key] = set()
+        self.rejected: dict[Name, int] = {}
+        self.testing: Testing | None = None
+        self.evidence: dict[Name, dict[str, float]] = {}
+        self._ratios: dict[tuple[Name, str, str, int], tuple[Table, float | None]] = {}
+
+    def close(self) -> None:
+        """End the trial that runs."""
+        if self.testing is not None:
+            self.testing.trial.end()
+            self.testing = None
+
+    def after(self, entry: Entry) -> None:
+        """Fold a journal entry."""
+        if entry.kind == "decision":
+            key = entry.model, entry.version, entry.body["rule"]
+            self.decided[key] = entry.body["reason"]
+            said = entry.body["action"], entry.body["reason"], entry.at
+            self.last.setdefault(key[:2], {})[key[2]] = said
+            (self.failing.add if entry.body["reason"] == "failed" else self.failing.discard)(key)
+        elif entry.kind == "alert" and entry.body["state"] == "resolved":
+            self.forget((entry.model, entry.version, entry.body["rule"]))
+        elif entry.kind == "proposal":
+            self.proposals[entry.seq] = entry
+        elif entry.kind == "answer":
+            self.proposals.pop(entry.body["proposal"], None)
+            if not entry.body["approved"] and entry.body["reason"] not in DECIDED:
+                self.rejected[entry.model, entry.version] = entry.at
+
+    def shown(self, name: Name) -> dict[str, Any]:
+        """Return what the snapshot says of a version."""
+        waiting = [e.body["action"] for e in self.proposals.values() if (e.model, e.version) == name]
+        return {
+            "undo": self.evidence.get(name, {}),
+            "proposals": {action: waiting.count(action) for action in ("recalibrate", "rollback")},
+            "decided": {(rule, action, reason): at for rule, (action, reason, at) in self.last.get(name, {}).items()},
+        }
+
+    def forget(self, key: Key) -> None:
+        """Forget what was decided about an alert that ended: should it fire again, it is another one."""
+        self.decided.pop(key, None)
+        self.failing.discard(key)
+        self.late.discard(key)
+
+    def step(
+        self,
+        alerts: Iterable[Alert],
+        diagnoses: Mapping[Key, Diagnosis],
+        active: Sequence[Watched],
+        now: int,
+        last: int | None,
+        wait: bool,
+    ) -> Outcome:
+        """Decide about every alert that fires, about the policies that serve, and about the trial that ended.
+
+        The tick before was at `last`. With `wait` each trial is waited for, so that what happens does not hang on how fast a
+        machine is.
+        """
+        out, spoken = Outcome(), {w.name: w for w in active}
+        firing = [a for a in alerts if a.state == "firing"]
+        for key in self.decided.keys() - {a.key for a in firing} - {(*w.name, guards.UNDO) for w in active}:
+            self.forget(key)
+        self._close_old(out, now)
+        for w in active:
+            self._undo(w, out, now)
+        for alert in firing:
+            w, rule = spoken[alert.key[:2]], _rule(spoken[alert.key[:2]], alert)
+            if rule.action == "rollback":
+                self._roll_back(w, alert, out, now)
+            elif rule.action not in ACTIONS:
+                self._hand_on(w, alert, rule, out)
+        self._conclude(out, now, wait)
+        for alert in firing:
+            w = spoken[alert.key[:2]]
+            another = last is None or w.newest_mature(now) > w.newest_mature(last)
+            if _rule(w, alert).action == "recalibrate" and (alert.since == now or another or alert.key in self.late):
+                self._recalibrate(w, alert, diagnoses[alert.key].code, out, now)
+                if wait:
+                    self._conclude(out, now, wait)
+        return out
+
+    # Ways back.
+
+    def _roll_back(self, w: Watched, alert: Alert, out: Outcome, now: int) -> None:
+        """Go back to the last policy in good standing, once per alert; what fails is tried again at every tick."""
+        if self.decided.get(alert.key) not in (None, "failed") or _changes(w.name, out):
+            return
+        standing = self.served.standing(*w.name)
+        no = guards.may_go_back(w.model.mode, w.role, standing)
+        decision = Decision(*alert.key, "rollback", not no, no or "allowed", None if no else standing.good)
+        self._go_back(w, decision, f"{alert.rule} is firing", out, now)
+
+    def _go_back(self, w: Watched, decision: Decision, why: str, out: Outcome, now: int) -> None:
+        """Decide for a way back: carry it out in the mode auto, else propose it."""
+        if decision.allowed and w.model.mode == "propose":
+            decision = replace(decision, allowed=False, reason="proposed")
+            if any(
+                e.model == w.model.name and e.version == w.version and e.body["policy"] == decision.policy
+                for e in self.proposals.values()
+            ):
+                decision = replace(decision, reason="proposal_open")
+        if decision.allowed:
+            try:
+                out.changes.append(self.served.way_back(*w.name, "agent", why, now, decision.policy))
+            except PolicyError as e:
+                decision = self._failed(decision, e)
+        self._say(decision, out)
+
+    def _failed(self, decision: Decision, e: PolicyError) -> Decision:
+        self.count("scorewatch_action_failures_total", 1, action=decision.action)
+        if decision.key not in self.failing:
+            log.error("%s of %s %s: %s; it is tried again at every tick", decision.action, decision.model, decision.version, e)
+        self.failing.add(decision.key)
+        return replace(decision, allowed=False, reason="failed")
+
+    def _undo(self, w: Watched, out: Outcome, now: int) -> None:
+        """Compare a policy that calibrates with the one before it and with the last that left scores as they are.
+
+        On each mature day that was not mature yet when it came: e <- max(e, 1) LR, and at e >= 20 the best of them comes back.
+        """
+        standing, current = self.served.standing(*w.name), self.served.current(*w.name)
+        self.evidence.pop(w.name, None)
+        limit = next((x.high for x in current.undo if x.metric == guards.UNDO), None) if current is not None else None
+        if current is None or not current.calibrates or limit is None or guards.may_act(w.model.mode, w.role):
+            return
+        earlier = [p for ident in standing.earlier if (p := self.served.policy(*w.name, ident)) is not None]
+        others = earlier[:1] + [p for p in earlier if not p.calibrates][:1]
+        others = [p for p in others if p.calibrator != current.calibrator]
+        if not others:
+            return
+        since = w.newest_mature(standing.served[-1][0]) + 1
+        days = w.closed_since(since)
+        found = {p.id: self._log_e(w, p, current, days) for p in others}
+        self.evidence[w.name] = found
+        best = max(found, key=lambda ident: found[ident])
+        key = *w.name, guards.UNDO
+        if found[best] < limit:
+            self.decided.pop(key, None)
+            return
+        if self.decided.get(key) in ("outserved", "proposed", "proposal_open") and w.model.mode == "propose":
+            return
+        about = {"log_e": found, "limit": limit, "days": [iso(d * DAY)[:10] for d in days]}
+        decision = Decision(*key, "rollback", True, "outserved", best, about)
+        why = f"policy {best} would have served the outcomes since {iso(since * DAY)[:10]} better, ln e = {found[best]:.1f}"
+        self._go_back(w, decision, why, out, now)
+
+    def _log_e(self, w: Watched, other: Policy, current: Policy, days: Sequence[int]) -> float:
+        """Return ln of the evidence of whole days that another policy's scores are better than the current one's."""
+        log_e = 0.0
+        for day in days:
+            key = w.name, other.id, current.id, day
+            table = w.whole_day(day, closed=True)["all"]
+            known = self._ratios.get(key)
+            if known is None or known[0] is not table:
+                reading = readings.mature(table, w.model.labels.rules)
+                ratio = None if reading.reason else log_ratio(reading, other.calibrator, current.calibrator)
+                self._ratios[key] = known = table, ratio
+            if known[1] is not None:
+                log_e = undo_step(log_e, known[1])
+        return log_e
+
+    # Ways forward.
+
+    def _recalibrate(self, w: Watched, alert: Alert, diagnosis: str, out: Outcome, now: int) -> None:
+        """Begin a trial on the mature days if nothing speaks against a change, after another one that runs."""
+        if self.testing is not None:
+            self.late.add(alert.key)
+        if self.testing is not None or _changes(w.name, out):
+            return
+        self.late.discard(alert.key)
+        policy = self.served.deciding(*w.name)
+        standing, days = self.served.standing(*w.name), {d: w.tables_of(d) for d in sorted(w.days)}
+        rows = sum(t["all"].labelled for t in days.values())
+        waits = any((e.model, e.version) == w.name for e in self.proposals.values())
+        no = guards.may_go_forward(
+            w.model.mode,
+            w.role,
+            standing,
+            diagnosis,
+            validated=w.baseline is not None and w.baseline.promises,
+            waits=waits,
+            enough=rows >= w.model.recalibrate.rows,
+            rested=now - self.rejected.get(w.name, -guards.QUIET) >= guards.QUIET,
+            now=now,
+            horizon=w.model.labels.longest,
+        )
+        if no or policy is None:
+            self._say(Decision(*alert.key, "recalibrate", False, no or "no_policy"), out)
+            return
+        trial = Trial(self.served.store.place("trial"), days, w.model.labels.rules, policy.calibrator, w.model.recalibrate.limit)
+        self.testing = Testing(alert, w, policy, tuple(days), trial)
+
+    def _conclude(self, out: Outcome, now: int, wait: bool) -> None:
+        """Decide about the trial that ended."""
+        if self.testing is None or (report := self.testing.trial.outcome(wait)) is None:
+            return
+        t, self.testing = self.testing, None
+        w = t.watched
+        decision = Decision(*t.alert.key, "recalibrate", False, report["reason"], None, {"report": report})
+        current = self.served.deciding(*w.name)
+        if current is None or current.id != t.policy.id or _changes(w.name, out):
+            self._say(replace(decision, reason="overtaken"), out)
+            return
+        if report["reason"] != "accepted":
+            self._say(decision, out)
+            return
+        self._apply(t, report, out, now)
+
+    def _apply(self, t: Testing, report: dict[str, Any], out: Outcome, now: int) -> None:
+        """Write the policy of a trial that was won, and serve or propose it if it flags no other volume than it may."""
+        w, days = t.watched, {d: t.watched.days.get(d, {}) for d in t.days}
+        by_slice = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
+        scored = {name: readings.scored(t) for name, t in by_slice.items()}
+        mature = {name: readings.mature(t, w.model.labels.rules) for name, t in by_slice.items()}
+        decision = Decision(*t.alert.key, "recalibrate", False, "proposed", None, {"report": report})
+        first, last = (iso(d * DAY)[:10] for d in (t.days[0], t.days[-1]))
+        provenance = {
+            "who": "agent",
+            "reason": f"{t.alert.rule} is firing",
+            "at": now,
+            "before": t.policy.id,
+            "baseline": w.baseline.checksum if w.baseline else "",
+            "data": {"first_day": first, "last_day": last, "rows": report["rows"], "positives": report["positives"]},
+            "code": self.version,
+        }
+        try:
+            made = self.served.draft(
+                *w.name, now, lambda ident: with_calibrator(t.policy, ident, report["calibrator"], provenance)
+            )
+        except PolicyError as e:
+            self._say(self._failed(decision, e), out)
+            return
+        volume = policy_volume(scored, made, t.policy)
+        preview = {"before": _numbers(under(t.policy, mature)), "after": _numbers(under(made, mature))}
+        decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
+        if not isinstance(volume, str) and not guards.within_volume(volume.value):
+            self._say(replace(decision, reason="volume"), out)
+        elif w.model.mode == "auto":
+            out.changes.extend(self._activations(*w.name, "agent", f"{t.alert.rule} is firing", now, made))
+            self._say(replace(decision, allowed=True, reason="applied"), out)
+        else:
+            self._say(decision, out)
+
+    def _activations(self, name: str, version: str, who: str, reason: str, at: int, policy: Policy) -> list[Planned]:
+        """Return the changes that make a policy current; where none serves yet the configured threshold is made one first.
+
+        There must be something to go back to.
+        """
+        changes = []
+        if self.served.standing(name, version).current is None and self.served.deciding(name, version) is not None:
+            configured = "what the configuration says, to go back to"
+            first = self.served.first(name, version, at, configured)
+            changes.append(self.served.activation(name, version, who, configured, at, first))
+        return [*changes, self.served.activation(name, version, who, reason, at, policy)]
+
+    def _hand_on(self, w: Watched, alert: Alert, rule: Rule, out: Outcome) -> None:
+        """Hand an alert on to the configured action, once."""
+        if self.decided.get(alert.key) is None:
+            no = guards.may_act(w.model.mode, w.role)
+            self._say(Decision(*alert.key, rule.action, not no, no or "sent"), out)
+
+    # Proposals.
+
+    def _say(self, decision: Decision, out: Outcome) -> None:
+        """Take a decision; one that says what the last one about the same alert said is counted, and not journalled again."""
+        labels = dict(zip(("model", "version", "rule"), decision.key, strict=True))
+        self.count("scorewatch_decisions_total", 1, **labels, action=decision.action, reason=decision.reason)
+        again = self.decided.get(decision.key) == decision.reason and not decision.allowed and decision.reason != "proposed"
+        self.decided[decision.key] = decision.reason
+        if again:
+            return
+        out.decisions.append(decision)
+        if decision.reason == "proposed":
+            body = {"rule": decision.rule, "action": decision.action, "policy": decision.policy, **decision.about}
+            out.entries.append(("proposal", decision.model, decision.version, body))
+
+    def _close_old(self, out: Outcome, now: int) -> None:
+        """Close proposals that nobody answered in time, and those whose version has another policy by now."""
+        for seq, e in self.proposals.items():
+            changed = self.served.standing(e.model, e.version).served[-1:]
+            reason = "superseded" if changed and changed[0][0] >= e.at else "expired" if now - e.at >= guards.OPEN else ""
+            if reason:
+                out.entries.append(("answer", e.model, e.version, {"proposal": seq, "approved": False, "reason": reason}))
+
+    def open(self) -> list[dict[str, Any]]:
+        """Return the proposals that wait for a person, as JSON, oldest first."""
+        return [
+            {"proposal": seq, "at": iso(e.at), "model": e.model, "version": e.version, **e.body}
+            for seq, e in self.proposals.items()
+        ]
+
+    def answer(self, proposal: int, approve: bool, who: str, reason: str, at: int) -> tuple[Entry, list[Planned]]:
+        """Return the proposal's entry and the changes that approving it makes; raise PolicyError when it is not open."""
+        entry = self.proposals.get(proposal)
+        if entry is None:
+            raise PolicyError(f"there is no open proposal {proposal}; open are {', '.join(map(str, self.proposals)) or 'none'}")
+        if not approve:
+            return entry, []
+        name, policy = (entry.model, entry.version), entry.body["policy"]
+        why = f"proposal {proposal} approved: {reason}"
+        if entry.body["action"] == "rollback":
+            return entry, [self.served.way_back(*name, who, why, at, policy)]
+        made = self.served.policy(*name, policy)
+        if made is None:
+            raise PolicyError(f"policy {policy} of {name[0]} {name[1]} cannot be read any more; reject the proposal")
+        return entry, self._activations(*name, who, why, at, made)
+
+
+def _numbers(found: Mapping[str, Measured | str]) -> dict[str, Any]:
+    return {
+        k: {"reason": m} if isinstance(m, str) else {"value": m.value, "low": m.low, "high": m.high, "n": m.n}
+        for k, m in found.items()
+    }
+
+
+def _rule(w: Watched, alert: Alert) -> Rule:
+    return next(r for r in w.model.rules if r.name == alert.rule)
+
+
+def _changes(name: Name, out: Outcome) -> bool:
+    """Return whether this tick already changes the policy of a version."""
+    return any((c.model, c.change.version) == name for c in out.changes)

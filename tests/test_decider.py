@@ -1,0 +1,260 @@
+"""What alerts lead to: trials, proposals, answers, policies and ways back, by the program with real trials."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from monitor.core import baseline as baselines
+from monitor.core.events import DAY, HOUR
+from monitor.core.policy import apply, expit, logit, with_calibrator
+from monitor.core.reasons import REASONS
+from monitor.core.tables import LABEL, ROW
+from monitor.store.policies import PolicyError, checksum
+from monitor.watched import baseline_checksum
+from test_agent import DAY0, Program
+
+ONLY = "calibration_drift: off, recall: off, precision: off, fpr: off, high_confidence_errors: off, roc_auc: off, prevalence: off"
+RULES = f"{ONLY}, flagged_share: off, score_drift: off, canary: off, data_loss: off, label_coverage: off"
+
+
+def draw(rng, n, offset=0.0, slope=1.0):
+    """Return scores of three decimals and outcomes whose logit is offset + slope logit(score)."""
+    p = rng.beta(1.2, 2.5, n).clip(0.02, 0.98).round(3)
+    return p, (rng.random(n) < expit(offset + slope * logit(p))).astype(int)
+
+
+class World(Program):
+    """A model with a validated baseline of 20 days before DAY0."""
+
+    def __init__(self, folder, mode="auto", more="", rules=RULES, threshold="threshold: 0.5"):
+        rng, n = np.random.default_rng(99), 20 * 400
+        rows, labels = np.zeros(n, ROW), np.zeros(n, LABEL)
+        rows["ts"] = (DAY0 - 20) * DAY + np.sort(rng.integers(0, 20 * DAY, n))
+        rows["score"], labels["outcome"] = draw(rng, n)
+        made = baselines.build("m", "v1", (), rows, labels, [()], {"kind": "validation"})
+        (folder / "b.json").write_text(baselines.to_json(replace(made, checksum=baseline_checksum(made))))
+        super().__init__(folder, f"baseline: b.json\n    mode: {mode}\n    rules: {{{rules}}}\n    {more}")
+
+    def days(self, first, last, offset=0.0, slope=1.0, n=400):
+        """Send the days from first on up to but not with last, and let all but the newest mature."""
+        for day in range(first, last):
+            rng = np.random.default_rng([7, day])
+            p, y = draw(rng, n, offset, slope)
+            ts = (DAY0 + day) * DAY + np.sort(rng.integers(0, DAY - 2 * HOUR, n))
+            named = {"model": "m", "version": "v1"}
+            rows = list(zip([f"{day}-{i}" for i in range(n)], ts.tolist(), p.tolist(), y.tolist(), strict=True))
+            self.send("predictions", [{"id": i, "ts": t, "score": s, **named} for i, t, s, _ in rows])
+            self.send("labels", [{"id": i, "ts": t + HOUR, "label": k, **named} for i, t, _, k in rows])
+        self.now(last)
+
+    def said(self, *kinds):
+        """Return kind and reason, or policy, of the journal's entries of these kinds."""
+        return [
+            (e.kind, e.body.get("reason") if e.kind != "alert" else e.body["state"]) for e in self.journal() if e.kind in kinds
+        ]
+
+    def current(self):
+        """Return the policy that serves."""
+        return self.agent.served.current("m", "v1")
+
+    def serve(self, calibrator, at, ident):
+        """Make a policy with a calibrator current, as a person would."""
+        self.now(at)
+        made = with_calibrator(self.current(), ident, calibrator, {"who": "ann"})
+        body = json.loads(replace(made, checksum=checksum(made)).to_json())
+        return self.agent.command("activate", "m", "v1", "ann", "try", policy=body)
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Return a function that makes the world; its files are closed at the end."""
+    made = []
+
+    def make(**kw):
+        made.append(World(tmp_path, **kw))
+        return made[-1]
+
+    yield make
+    for w in made:
+        w.loop.close()
+
+
+def test_an_alert_leads_to_a_policy_that_won_its_trial(world):
+    """With the mode auto scores that are off are mended: the served ones are right, decisions stay, and it is told why."""
+    w = world()
+    w.days(0, 20, offset=-1.0)
+    first, second = (e for e in w.journal("activated"))
+    assert w.agent.served.policy("m", "v1", first.body["policy"]).calibrator == {"kind": "identity"}
+    (applied,) = (e for e in w.journal("decision") if e.body["allowed"])
+    assert (applied.body["action"], applied.body["reason"], applied.body["policy"]) == (
+        "recalibrate",
+        "applied",
+        second.body["policy"],
+    )
+    p = np.linspace(0.1, 0.9, 9)
+    served = w.current()
+    assert np.abs(apply(served.calibrator, p) - expit(logit(p) - 1.0)).max() < 0.05
+    assert served.bands == w.agent.served.policy("m", "v1", first.body["policy"]).bands
+    assert {"rows", "positives", "first_day", "last_day"} == served.provenance["data"].keys()
+    assert all(e.body["reason"] in REASONS for e in w.journal("decision"))
+
+
+def test_a_proposal_changes_nothing_until_it_is_approved(world):
+    """With the mode propose the policy waits, everything stays as it was, and approving it makes it current with who and why."""
+    w = world(mode="propose")
+    w.days(0, 20, offset=-1.0)
+    assert w.journal("activated") == []
+    (waiting,) = w.agent.proposals()
+    assert (waiting["action"], waiting["rule"], w.current()) == ("recalibrate", "calibration", None)
+    assert waiting["report"]["reason"] == "accepted"
+    assert {k: v["value"] for k, v in waiting["preview"]["before"].items()} == {
+        k: v["value"] for k, v in waiting["preview"]["after"].items()
+    }
+    w.again()
+    assert w.agent.proposals() == [waiting]
+    with pytest.raises(PolicyError, match=f"no open proposal 77; open are {waiting['proposal']}"):
+        w.agent.answer(77, True, "ann", "looks right")
+    done = w.agent.answer(waiting["proposal"], True, "ann", "looks right")
+    assert done["policy"] == waiting["policy"] == w.current().id
+    answer, _, last = w.journal()[-3:]
+    assert (answer.kind, answer.who, answer.body) == (
+        "answer",
+        "ann",
+        {"proposal": waiting["proposal"], "approved": True, "reason": "looks right"},
+    )
+    assert (last.kind, last.who) == ("activated", "ann")
+    assert w.agent.proposals() == []
+
+
+def test_a_rejected_proposal_is_left_alone_for_a_week(world):
+    """After a person said no, nothing is proposed for seven days, and the reason is in the journal."""
+    w = world(mode="propose")
+    w.days(0, 12, offset=-1.0)
+    (waiting,) = w.agent.proposals()
+    w.agent.answer(waiting["proposal"], False, "ann", "not now")
+    w.days(12, 17, offset=-1.0)
+    assert w.agent.proposals() == []
+    assert w.said("decision")[-1] == ("decision", "rejected")
+    w.days(17, 22, offset=-1.0)
+    assert len(w.agent.proposals()) == 1
+
+
+def test_a_proposal_gets_old(world):
+    """What nobody answers in seven days is closed and tested again; another policy closes it at once."""
+    w = world(mode="propose")
+    w.days(0, 12, offset=-1.0)
+    (first,) = w.agent.proposals()
+    w.days(12, 20, offset=-1.0)
+    (second,) = w.agent.proposals()
+    assert second["proposal"] > first["proposal"]
+    assert set(w.said("answer")) == {("answer", "expired")}
+    w.agent.command("activate", "m", "v1", "ann", "by hand", threshold=0.4)
+    w.days(20, 21, offset=-1.0)
+    assert w.said("answer")[-1] == ("answer", "superseded")
+
+
+def test_off_changes_nothing_and_says_so(world):
+    """With the mode off an alert is an alert."""
+    w = world(mode="off")
+    w.days(0, 12, offset=-1.0)
+    assert w.said("decision", "proposal", "activated") == [("decision", "mode_off")]
+
+
+def test_too_few_outcomes(world):
+    """Fewer mature outcomes than are asked for are no trial."""
+    w = world(more="recalibrate: {rows: 20k}")
+    w.days(0, 12, offset=-1.0)
+    assert w.said("decision") == [("decision", "few_outcomes_yet")]
+
+
+def test_a_trial_that_takes_too_long(world):
+    """A trial ends at its limit, the decision says so, and nothing changes."""
+    w = world(more="recalibrate: {limit: 1ms}")
+    w.days(0, 8, offset=-1.0)
+    assert w.said("decision", "activated") == [("decision", "few_outcomes_yet"), ("decision", "timeout")]
+
+
+def test_a_trial_that_fails(world, monkeypatch):
+    """A trial that ends with an error is a decision, too, and the agent goes on."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    w = world()
+    w.days(0, 8, offset=-1.0)
+    assert w.said("decision", "activated") == [("decision", "few_outcomes_yet"), ("decision", "trial_failed")]
+
+
+WRONG = {"kind": "offset", "a": 1.0}
+
+
+def test_a_calibrator_that_loses_is_undone(world):
+    """Scores that were right and are served wrong: the policy before comes back by itself, byte for byte, and it is told why."""
+    w = world()
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    before = w.current().to_json()
+    w.serve(WRONG, 5, "wrong")
+    w.days(5, 9)
+    (back,) = w.journal("rolled_back")
+    assert (back.who, back.body["policy"], w.current().to_json()) == ("agent", w.current().id, before)
+    decision = next(e for e in w.journal("decision") if e.body["rule"] == "undo")
+    assert (decision.body["allowed"], decision.body["reason"]) == (True, "outserved")
+    assert decision.body["log_e"][w.current().id] >= np.log(20)
+    w.again()
+    w.days(9, 12)
+    assert len(w.journal("rolled_back")) == 1
+    w.agent.publish()
+    assert b"scorewatch_undo_evidence{" not in w.agent.exporter.text
+
+
+def test_a_calibrator_that_wins_stays(world):
+    """Where scores are off and served right, evidence speaks for what is served."""
+    w = world()
+    w.days(0, 5, offset=1.0)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    first = w.current().id
+    w.serve(WRONG, 5, "right")
+    w.days(5, 12, offset=1.0)
+    assert w.journal("rolled_back") == []
+    assert w.current().id == "right"
+    assert w.agent.decider.evidence["m", "v1"][first] < 1
+
+
+def test_undo_waits_for_a_person_where_changes_do(world):
+    """With the mode propose a policy that loses is proposed to be taken back, once, and approving it does that."""
+    w = world(mode="propose")
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    first = w.current().id
+    w.serve(WRONG, 5, "wrong")
+    w.days(5, 10)
+    (waiting,) = w.agent.proposals()
+    assert (waiting["action"], waiting["rule"], waiting["policy"]) == ("rollback", "undo", first)
+    w.agent.answer(waiting["proposal"], True, "ann", "yes")
+    assert w.current().id == first
+    assert w.journal()[-1].kind == "rolled_back"
+
+
+def test_without_undo_nothing_is_compared(world):
+    """A policy without the limit that undoes it stays."""
+    w = world(more="recalibrate: {undo: false}")
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.serve(WRONG, 5, "wrong")
+    w.days(5, 10)
+    assert w.journal("rolled_back") == []
+
+
+def test_after_a_way_back_more_is_reviewed(world):
+    """The audit picks twice as many until a calibration set of days since then has matured."""
+    w = world(more="review: {per_day: 20}\n    recalibrate: {rows: 1k}")
+    w.days(0, 3)
+    assert w.agent.sampler.review("m") == 20
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.agent.command("activate", "m", "v1", "ann", "one third", threshold=0.3)
+    w.agent.command("rollback", "m", "v1", "ann", "no")
+    assert w.agent.sampler.review("m") == 40
+    w.days(3, 6)
+    assert w.agent.sampler.review("m") == 40
+    w.days(6, 9)
+    assert w.agent.sampler.review("m") == 20
