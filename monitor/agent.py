@@ -48,7 +48,7 @@ from monitor.core.readings import Reading
 from monitor.core.rules import Alert, Rule
 from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
-from monitor.decider import Decider, Outcome
+from monitor.decider import Decider, Outcome, Testing
 from monitor.explain import explain
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
@@ -725,6 +725,26 @@ class Agent:
             return {"proposal": proposal, "approved": True, **self._change(planned, who, at, said)}
         self._journal(at, who, [said])
         return {"proposal": proposal, "approved": False, "model": entry.model, "version": entry.version}
+
+    def calibrate(self, name: str, version: str | None, who: str, reason: str) -> Testing:
+        """Begin a trial of calibrators on the mature days of a version; raise PolicyError when there is nothing to try."""
+        version = version or self._only_version(name)
+        w = self.watched.get(self.store.versions.code.get((name, version), -1))
+        if w is None:
+            raise PolicyError(f"no version {version} of model {name!r} is watched")
+        return self.decider.ask(w, who, reason)
+
+    def calibrated(self, testing: Testing, wait: bool) -> dict[str, Any] | None:
+        """Return what a person's trial led to, None while it runs; a change that won it waits as a proposal."""
+        at = self.now()
+        out = self.decider.told(testing, at, wait)
+        if out is None:
+            return None
+        (d,) = out.decisions
+        entries = self._journal(at, testing.who, [("decision", d.model, d.version, _decision_body(d)), *out.entries])
+        proposal = next((e.seq for e in entries if e.kind == "proposal"), None)
+        found = {"model": d.model, "version": d.version, "reason": d.reason, "policy": d.policy, "proposal": proposal}
+        return found | dict(d.about)
 
     def proposals(self) -> list[dict[str, Any]]:
         """Return the proposals that wait for a person, oldest first."""

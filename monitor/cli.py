@@ -110,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--version", metavar="V", help="needed when several versions are live")
         made.add_argument("--reason", required=kind == "activate", default="by hand", metavar="TEXT")
 
+    calibrate = add("calibrate", _calibrate, "Try calibrators on mature days; one that wins waits for `approve`.")
+    configured(calibrate)
+    calibrate.add_argument("model", metavar="MODEL")
+    calibrate.add_argument("--version", metavar="V", help="needed when several versions are live")
+    calibrate.add_argument("--reason", default="by hand", metavar="TEXT")
+    calibrate.add_argument("--json", action="store_true", help="one JSON object")
+
     journal = add("log", _log, "Print the journal: alerts, decisions, policy changes.")
     configured(journal)
     journal.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -248,9 +255,26 @@ def _change(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(config: Config, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+def _calibrate(args: argparse.Namespace) -> int:
+    from monitor.actions.rollback import PolicyError
+
+    config = load(args.config)
+    body: dict[str, Any] = {"version": args.version, "reason": args.reason, "who": getuser()}
+    limit = config.models[args.model].recalibrate.limit / 1000 if args.model in config.models else 0.0
+    found = _ask(config, f"/v1/models/{args.model}/calibrate", body, 60 + limit)
+    if found is None:
+        with _stopped(config) as agent:
+            try:
+                found = agent.calibrated(agent.calibrate(args.model, args.version, body["who"], args.reason), wait=True)
+            except PolicyError as e:
+                raise ValueError(str(e)) from None
+    print(json.dumps(found) if args.json else "\n".join(timeline.trial(found or {})))
+    return 0
+
+
+def _ask(config: Config, path: str, body: dict[str, Any], timeout: float = 30) -> dict[str, Any] | None:
     """Return the running agent's answer, None when no agent listens; raise ValueError with its message when it refuses."""
-    answer = _request(_url(config.api) + path, config.tokens.decide, body)
+    answer = _request(_url(config.api) + path, config.tokens.decide, body, timeout)
     if answer is None:
         return None
     with answer:
@@ -258,14 +282,14 @@ def _ask(config: Config, path: str, body: dict[str, Any]) -> dict[str, Any] | No
         return found
 
 
-def _request(url: str, token: str | None, body: dict[str, Any] | None) -> http.client.HTTPResponse | None:
+def _request(url: str, token: str | None, body: dict[str, Any] | None, timeout: float = 30) -> http.client.HTTPResponse | None:
     """Return the answer to a POST of the body, or to a GET without one; None when nobody listens."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=30)
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
         return answer
     except urllib.error.HTTPError as e:
         with e:

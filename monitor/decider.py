@@ -23,15 +23,23 @@ from monitor.watched import Watched
 
 log = logging.getLogger("scorewatch")
 
+BY_HAND = "by hand"
+"""Stands for the rule where a person asks for a trial."""
+
 Key = tuple[str, str, str]
 Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Testing:
-    """A trial that runs for an alert: of the version `watched`, whose policy then was `policy`, on days up to `last`."""
+    """A trial that runs for the rule in `key`, or for a person, on `days`; the policy of the version `watched` then was `policy`.
 
-    alert: Alert
+    `who` asked for it and said `why`.
+    """
+
+    key: Key
+    who: str
+    why: str
     watched: Watched
     policy: Policy
     days: tuple[int, ...]
@@ -121,7 +129,9 @@ class Decider:
         """
         out, spoken = Outcome(), {w.name: w for w in active}
         firing = [a for a in alerts if a.state == "firing"]
-        for key in self.decided.keys() - {a.key for a in firing} - {(*w.name, guards.UNDO) for w in active}:
+        for key in (
+            self.decided.keys() - {a.key for a in firing} - {(*w.name, name) for w in active for name in (guards.UNDO, BY_HAND)}
+        ):
             self.forget(key)
         self._close_old(out, now)
         for w in active:
@@ -250,16 +260,43 @@ class Decider:
         if no or policy is None:
             self._say(Decision(*alert.key, "recalibrate", False, no or "no_policy"), out)
             return
-        trial = Trial(self.served.store.place("trial"), days, w.model.labels.rules, policy.calibrator, w.model.recalibrate.limit)
-        self.testing = Testing(alert, w, policy, tuple(days), trial)
+        self.testing = self._begin(alert.key, "agent", f"{alert.rule} is firing", w, policy)
+
+    def _begin(self, key: Key, who: str, why: str, w: Watched, policy: Policy) -> Testing:
+        days = {d: w.tables_of(d) for d in sorted(w.days)}
+        folder = self.served.store.place("trial", key[2])
+        trial = Trial(folder, days, w.model.labels.rules, policy.calibrator, w.model.recalibrate.limit)
+        return Testing(key, who, why, w, policy, tuple(days), trial)
+
+    def ask(self, w: Watched, who: str, why: str) -> Testing:
+        """Begin a trial that a person asks for; raise PolicyError when there is nothing to try."""
+        policy = self.served.deciding(*w.name)
+        if policy is None:
+            raise PolicyError(f"{w.model.name} {w.version} has no policy and no threshold; activate one first")
+        if not w.days:
+            raise PolicyError(f"{w.model.name} {w.version} has no mature day yet")
+        return self._begin((*w.name, BY_HAND), who, why, w, policy)
+
+    def told(self, testing: Testing, now: int, wait: bool) -> Outcome | None:
+        """Return what a person's trial led to, None while it runs; a change that won it is proposed, whatever the mode."""
+        report = testing.trial.outcome(wait)
+        if report is None:
+            return None
+        out = Outcome()
+        self._judge(testing, report, out, now)
+        return out
 
     def _conclude(self, out: Outcome, now: int, wait: bool) -> None:
         """Decide about the trial that ended."""
         if self.testing is None or (report := self.testing.trial.outcome(wait)) is None:
             return
         t, self.testing = self.testing, None
+        self._judge(t, report, out, now)
+
+    def _judge(self, t: Testing, report: dict[str, Any], out: Outcome, now: int) -> None:
+        """Decide about the report of a trial."""
         w = t.watched
-        decision = Decision(*t.alert.key, "recalibrate", False, report["reason"], None, {"report": report})
+        decision = Decision(*t.key, "recalibrate", False, report["reason"], None, {"report": report})
         current = self.served.deciding(*w.name)
         if current is None or current.id != t.policy.id or _changes(w.name, out):
             self._say(replace(decision, reason="overtaken"), out)
@@ -275,11 +312,11 @@ class Decider:
         by_slice = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
         scored = {name: readings.scored(t) for name, t in by_slice.items()}
         mature = {name: readings.mature(t, w.model.labels.rules) for name, t in by_slice.items()}
-        decision = Decision(*t.alert.key, "recalibrate", False, "proposed", None, {"report": report})
+        decision = Decision(*t.key, "recalibrate", False, "proposed", None, {"report": report})
         first, last = (iso(d * DAY)[:10] for d in (t.days[0], t.days[-1]))
         provenance = {
-            "who": "agent",
-            "reason": f"{t.alert.rule} is firing",
+            "who": t.who,
+            "reason": t.why,
             "at": now,
             "before": t.policy.id,
             "baseline": w.baseline.checksum if w.baseline else "",
@@ -298,8 +335,8 @@ class Decider:
         decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
         if not isinstance(volume, str) and not guards.within_volume(volume.value):
             self._say(replace(decision, reason="volume"), out)
-        elif w.model.mode == "auto":
-            out.changes.extend(self._activations(*w.name, "agent", f"{t.alert.rule} is firing", now, made))
+        elif w.model.mode == "auto" and t.key[2] != BY_HAND:
+            out.changes.extend(self._activations(*w.name, t.who, t.why, now, made))
             self._say(replace(decision, allowed=True, reason="applied"), out)
         else:
             self._say(decision, out)
@@ -328,7 +365,8 @@ class Decider:
         """Take a decision; one that says what the last one about the same alert said is counted, and not journalled again."""
         labels = dict(zip(("model", "version", "rule"), decision.key, strict=True))
         self.count("scorewatch_decisions_total", 1, **labels, action=decision.action, reason=decision.reason)
-        again = self.decided.get(decision.key) == decision.reason and not decision.allowed and decision.reason != "proposed"
+        repeats = decision.allowed or decision.reason == "proposed" or decision.rule == BY_HAND
+        again = self.decided.get(decision.key) == decision.reason and not repeats
         self.decided[decision.key] = decision.reason
         if again:
             return

@@ -534,6 +534,19 @@ class Running:
         except PolicyError as e:
             raise Impossible(str(e)) from None
 
+    def _calibrate(self, name: str, version: str | None, who: str, reason: str) -> Any:
+        try:
+            return self.loop.agent, self.loop.agent.calibrate(name, version, who, reason)
+        except PolicyError as e:
+            raise Impossible(str(e)) from None
+
+    def _calibrated(self, begun: Any) -> Any:
+        agent, testing = begun
+        if agent is not self.loop.agent:
+            testing.trial.end()
+            raise http.Failed("the store was opened anew meanwhile; ask again")
+        return agent.calibrated(testing, wait=False)
+
     def _policy(self, name: str, version: str | None) -> Any:
         try:
             return asdict(self.loop.agent.policy_of(name, version))

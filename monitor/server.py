@@ -205,6 +205,12 @@ def api_app(api: Api) -> Starlette:
             return Response(status_code=304, headers=headers)
         return json_response(found, headers=headers)
 
+    async def calibrate(name: str, version: str | None, who: str, reason: str) -> dict[str, Any]:
+        begun = await _ask(api, "calibrate", name=name, version=version, who=who, reason=reason)
+        while (found := await _ask(api, "calibrated", begun=begun)) is None:
+            await asyncio.sleep(0.1)
+        return dict(found)
+
     def change(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
             _allowed(api, request, "decide")
@@ -224,6 +230,8 @@ def api_app(api: Api) -> Starlette:
             who = str(given.get("who") or "api")
             wanted = {"threshold": threshold, "policy": given.get("policy")} if kind == "activate" else {}
             name, version = request.path_params["model"], given.get("version")
+            if kind == "calibrate":
+                return json_response(await calibrate(name, version, who, reason))
             return json_response(await _ask(api, kind, name=name, version=version, who=who, reason=reason, **wanted))
 
         return post
@@ -259,6 +267,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/versions/{version}/policy", policy),
         Route("/v1/models/{model}/activate", change("activate"), methods=["POST"]),
         Route("/v1/models/{model}/rollback", change("rollback"), methods=["POST"]),
+        Route("/v1/models/{model}/calibrate", change("calibrate"), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _error})
 

@@ -1,9 +1,10 @@
 """What happened, one line each: months or days with their estimates, alerts, decisions, policy changes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monitor.core.metrics import Estimate
+from monitor.core.reasons import REASONS
 
 _SHOWN = {
     "prevalence": "prevalence",
@@ -51,6 +52,13 @@ def line(item: dict[str, Any], color: bool = False) -> str:
     if color and kind == "alert":
         return f"\033[{'31' if item['state'] == 'firing' else '32'}m{text}\033[0m"
     return f"\033[36m{text}\033[0m" if color else text
+
+
+def trial(found: dict[str, Any]) -> Iterator[str]:
+    """Yield for people what a trial of calibrators led to."""
+    yield f"{found['model']} {found['version']}: {REASONS[found['reason']]}"
+    if found["proposal"] is not None:
+        yield f"Policy {found['policy']} waits: `scorewatch approve {found['proposal']} --reason TEXT`"
 
 
 def _estimates(item: dict[str, Any], name: str) -> str:
