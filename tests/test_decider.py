@@ -258,3 +258,78 @@ def test_after_a_way_back_more_is_reviewed(world):
     assert w.agent.sampler.review("m") == 40
     w.days(6, 9)
     assert w.agent.sampler.review("m") == 20
+
+
+def test_rollback_gives_the_same_verdicts_whatever_the_newest_policy_is(world):
+    """After a way back every score gets the verdict it got before, also when the newest policy is damaged, and after a restart."""
+    w = world(mode="off")
+    w.days(0, 2)
+    scores = np.linspace(0, 1, 2_001).tolist()
+
+    def verdicts(day):
+        ts = (DAY0 + day) * DAY
+        named = {"model": "m", "version": "v1"}
+        w.send("predictions", [{"id": f"x{day}-{i}", "ts": ts, "score": s, **named} for i, s in enumerate(scores)])
+        rows, _ = w.agent.store.rows_of(0, DAY0 + day)
+        return rows[np.isin(rows["score"], scores)]["verdict"][-len(scores) :].tobytes()
+
+    w.agent.command("activate", "m", "v1", "ann", "first", threshold=0.3)
+    first, before = w.current().id, verdicts(3)
+    w.serve({"kind": "platt", "a": 0.5, "b": 1.3}, 4, "second")
+    w.agent.command("activate", "m", "v1", "ann", "third", threshold=0.6)
+    assert w.current().calibrator["kind"] == "platt"
+    changed = verdicts(5)
+    path = w.agent.served.folder("m").of("v1") / f"{w.current().id}.json"
+    path.write_text(path.read_text().replace("0.6", "0.5"))
+    w.again()
+    assert w.current() is None
+    w.agent.command("rollback", "m", "v1", "ann", "back")
+    assert w.current().id == "second"
+    w.agent.command("rollback", "m", "v1", "ann", "farther back")
+    assert w.current().id == first
+    assert before == verdicts(6) != changed
+
+
+def test_a_trial_by_hand_waits_as_a_proposal(world):
+    """What a person asks for is tried whatever the mode and whether an alert fires; winning it is a proposal, losing it is told."""
+    w = world(mode="off", rules=f"{RULES}, calibration: off")
+    w.days(0, 8, offset=-1.0)
+    found = w.agent.calibrated(w.agent.calibrate("m", None, "ann", "looks off"), wait=True)
+    assert (found["reason"], found["report"]["reason"]) == ("proposed", "accepted")
+    (waiting,) = w.agent.proposals()
+    assert (waiting["proposal"], waiting["policy"]) == (found["proposal"], found["policy"])
+    w.agent.answer(found["proposal"], True, "bob", "so it does")
+    assert w.current().id == found["policy"]
+    again = w.agent.calibrated(w.agent.calibrate("m", "v1", "ann", "again"), wait=True)
+    assert (again["reason"], again["proposal"]) == ("no_improvement", None)
+    assert [(e.who, e.body["reason"]) for e in w.journal("decision")] == [("ann", "proposed"), ("ann", "no_improvement")]
+    with pytest.raises(PolicyError, match="no version v7"):
+        w.agent.calibrate("m", "v7", "ann", "")
+
+
+def test_a_model_server_that_does_not_follow(world):
+    """Predictions that name another policy for longer than they may are an alert, which ends when they name the current one."""
+    w = world(mode="off", rules=RULES, more="follow_within: 20m")
+    w.days(0, 1)
+    first = w.agent.command("activate", "m", "v1", "ann", "one", threshold=0.5)["policy"]
+    second = w.agent.command("activate", "m", "v1", "ann", "two", threshold=0.45)["policy"]
+    at = w.agent.now()
+
+    def predict(policy, minute, n=30):
+        named = {"model": "m", "version": "v1", "policy": policy}
+        ts = at + minute * 60_000
+        w.send("predictions", [{"id": f"{policy}-{minute}-{i}", "ts": ts, "score": 0.4, **named} for i in range(n)])
+
+    def state(hour):
+        w.send("predictions", {"now": at + hour * HOUR})
+        found = [e for e in w.journal("alert") if e.body["rule"] == "policy_not_followed"]
+        return found[-1].body["state"] if found else None
+
+    predict(first, 10)
+    assert state(1) is None
+    predict(first, 61)
+    assert state(2) == "firing"
+    diagnosis = w.agent.diagnoses["m", "v1", "policy_not_followed"]
+    assert (diagnosis.code, diagnosis.action) == ("not_followed", "check_delivery")
+    predict(second, 121)
+    assert state(3) == "resolved"
