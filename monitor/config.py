@@ -21,6 +21,7 @@ from monitor.core.policy import Limit
 from monitor.core.readings import ACTING, LabelRule
 from monitor.core.rules import ACTIONS, FALSE_ALARMS, SEVERITIES, SHIPPED, SHOWN, Rule, budgeted, detecting
 from monitor.core.tables import FEATURES, MOST_CLASSES
+from monitor.core.thresholds import Objective, cost
 from monitor.store.files import safe_name
 
 ROLES = ("live", "canary", "shadow")
@@ -147,6 +148,7 @@ class Recalibrate:
 class Model:
     """One watched model; the name "*" stands for any other model. A version that `versions` does not name is live.
 
+    `objective` is what the threshold of a new policy is chosen for, `by` the segment whose values may have their own.
     `features` are the names of those that are kept as one byte a row, as far as the baseline has frozen them.
     `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
     expected (None: nobody said), which only the plan of `check` reads. `false_alarms` are those a year that all detectors of
@@ -175,6 +177,8 @@ class Model:
     score: str = "probability"
     sum_tolerance: float = 0.005
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    objective: Objective | None = None
+    by: str = ""
     recalibrate: Recalibrate = Recalibrate()
     follow_within: int = 15 * MINUTE
     parent: str = ""
@@ -557,8 +561,65 @@ def _baseline(value: Any, at: _At) -> Path | None:
     return path
 
 
-def _thresholds(value: Any, at: _At) -> float | dict[str, float] | None:
-    """Return one threshold, or those by class."""
+def _objective(value: Any, at: _At) -> tuple[Objective, str]:
+    """Return what a threshold is chosen for, and the segment whose values may have their own."""
+    if isinstance(value, str):
+        return Objective(value), ""
+    given = _fields(value, at, {**_OBJECTIVES, "by": _name}, "write one objective such as {cost: {missed: 10, false_alarm: 1}}")
+    names = [key for key in value if key in _OBJECTIVES]
+    if len(names) != 1:
+        raise _Wrong(
+            f"write exactly one of {_words(tuple(_OBJECTIVES))}", _words(tuple(names), "and") if names else "no objective"
+        )
+    return given.get(names[0], Objective("f1")), given.get("by", "")
+
+
+def _worth(names: tuple[str, ...], made: Callable[..., Objective]) -> Reader:
+    """Return a reader of a mapping that says what each of the names is worth."""
+
+    def read(value: Any, at: _At) -> Objective:
+        given = _fields(value, at, dict.fromkeys(names, _number))
+        if missing := tuple(name for name in names if name not in (value or {})):
+            raise _Wrong(f"write {_words(missing, 'and')}, too", f"no {_words(missing)}")
+        return made(*(given.get(name, 0.0) for name in names))
+
+    return read
+
+
+def _kept(name: str) -> Reader:
+    """Return a reader of a share that an objective keeps."""
+
+    def read(value: Any, at: _At) -> Objective:
+        if not 0.0 < _number(value, at) < 1.0:
+            raise _Wrong("write a number between 0 and 1")
+        return Objective(name, float(value))
+
+    return read
+
+
+def _per_day_of(value: Any, at: _At) -> Objective:
+    given = _fields(value, at, {"per_day": _count}, "write a mapping such as {per_day: 200}")
+    if "per_day" not in (value or {}):
+        raise _Wrong("write a mapping such as {per_day: 200}", "no per_day")
+    return Objective("capacity", float(given.get("per_day", 1)))
+
+
+_OBJECTIVES: Mapping[str, Reader] = {
+    "cost": _worth(("missed", "false_alarm"), cost),
+    "utility": _worth(("tp", "fp", "fn", "tn"), lambda *worth: Objective("utility", utility=worth)),
+    "capacity": _per_day_of,
+    "min_recall": _kept("min_recall"),
+    "precision_floor": _kept("precision_floor"),
+    "fpr_cap": _kept("fpr_cap"),
+}
+_BARE = ("f1", "youden")
+"""Objectives that are only named."""
+
+
+def _thresholds(value: Any, at: _At) -> float | dict[str, float] | tuple[Objective, str] | None:
+    """Return one threshold, those by class, or what it is chosen for."""
+    if value in _BARE or (isinstance(value, dict) and value.keys() & {*_OBJECTIVES, "by"}):
+        return _objective(value, at)
     if not isinstance(value, dict):
         return _threshold(value, at)
     by_class = _mapping(value, at, "").items()
@@ -571,6 +632,20 @@ def _threshold(value: Any, at: _At) -> float | None:
     if not 0.0 <= _number(value, at) <= 1.0:
         raise _Wrong("write a number from 0 to 1")
     return float(value)
+
+
+def _describe_threshold(model: "Model") -> Any:
+    """Return the threshold as the file has it."""
+    if model.objective is None:
+        return dict(model.thresholds) or model.threshold
+    name, value, worth = model.objective.name, model.objective.value, model.objective.utility
+    said: Any = {
+        "cost": {"missed": -worth[2], "false_alarm": -worth[1]},
+        "utility": dict(zip(("tp", "fp", "fn", "tn"), worth, strict=True)),
+        "capacity": {"per_day": _written(int(value), _COUNTS)},
+    }.get(name, value)
+    by = {"by": model.by} if model.by else {}
+    return name if name in _BARE else {name: said, **by}
 
 
 def _address(value: Any, at: _At) -> Address:
@@ -999,6 +1074,8 @@ def _model(defaults: Model) -> Reader:
         given = _fields(value, at, readers, remedy)
         if isinstance(given.get("threshold"), dict):
             given["thresholds"] = given.pop("threshold")
+        elif isinstance(given.get("threshold"), tuple):
+            given["objective"], given["by"] = given.pop("threshold")
         found = _given(defaults, given)
         if found.classes:
             _check_classes(at, found, given)
@@ -1034,11 +1111,16 @@ def _check_binary(at: _At, model: Model, given: Mapping[str, Any]) -> None:
     if model.baseline is not None and not os.path.isfile(model.baseline):
         at.child("baseline").error(f"found {_show(str(model.baseline))}, which is no file; write the path of a baseline")
     if model.thresholds:
-        at.child("threshold").error("found a mapping without classes; write a number from 0 to 1")
+        at.child("threshold").error(
+            f"found a mapping without classes; write a number from 0 to 1 or one objective of {_words((*_OBJECTIVES, *_BARE))}"
+        )
+    if model.by and model.by not in model.segments:
+        remedy = _did_you_mean(model.by, model.segments) if model.segments else "write segments, too"
+        at.child("threshold").child("by").error(f"found {model.by!r}, which is none of the segments; {remedy}")
     for key in ("labels_mode", "sum_tolerance"):
         if key in given:
             at.child(key).error("found it without classes; write classes, too, or leave it out")
-    if model.score == "margin" and model.threshold is not None:
+    if model.score == "margin" and (model.threshold is not None or model.objective is not None):
         at.child("threshold").error("found a threshold with score margin, which is no probability; leave it out")
 
 
@@ -1206,7 +1288,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "segments": list(model.segments),
         "features": list(model.features),
         "labels": _describe_labels(model.labels),
-        "threshold": dict(model.thresholds) or model.threshold,
+        "threshold": _describe_threshold(model),
         "score": model.score,
         "per_day": model.per_day and _written(model.per_day, _COUNTS),
         "mode": model.mode,

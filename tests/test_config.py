@@ -31,10 +31,11 @@ from monitor.core.metrics import METRICS
 from monitor.core.policy import Limit
 from monitor.core.readings import LabelRule
 from monitor.core.rules import FALSE_ALARMS, SHIPPED, SHOWN, Rule, budgeted
+from monitor.core.thresholds import Objective, cost
 
 BASE = Path("/base")
 SHIPPED_FILE = Path(__file__).parents[1] / "configs" / "monitor.yaml"
-NAMES = ", ".join(METRICS) + ", policy_volume, volume_ratio or coverage_ratio"
+NAMES = ", ".join(METRICS) + ", policy_volume, unfollowed_share, volume_ratio or coverage_ratio"
 RULE_KEYS = "detector, metric, basis, window, fires, resolves, min_n, hold, severity or action"
 MODEL_KEYS = (
     "versions, baseline, policies, segments, features, threshold, per_day, classes, labels_mode, score, sum_tolerance, "
@@ -254,7 +255,17 @@ MODELS = [
     ("threshold: 1.5", "threshold: found 1.5; write a number from 0 to 1"),
     ("threshold: .nan", "threshold: found nan; write a number"),
     ("threshold: half", "threshold: found 'half'; write a number"),
-    ("threshold: {cost: {missed: 10}}", "threshold.cost: found a mapping; write a number"),
+    (
+        "threshold: {cost: {missed: 10, false_alarm: 1}, min_recall: 0.9}",
+        "threshold: found cost and min_recall; write exactly one of cost, utility, capacity, min_recall, precision_floor or fpr_cap",
+    ),
+    ("threshold: {min_recall: 1}", "threshold.min_recall: found 1; write a number between 0 and 1"),
+    ("threshold: {capacity: {}}", "threshold.capacity: found no per_day; write a mapping such as {per_day: 200}"),
+    (
+        "threshold: {fpr_cap: 0.1, by: country}",
+        "threshold.by: found 'country', which is none of the segments; write segments, too",
+    ),
+    ("threshold: {cost: {missed: 10}}", "threshold.cost: found no false_alarm; write false_alarm, too"),
     ("false_alarms_per_year: 4", f"false_alarms_per_year: found 4; {BUDGET}"),
     ("false_alarms_per_year: [1, 2]", f"false_alarms_per_year: found a list; {BUDGET}"),
     ("false_alarms_per_year: {critcal: 1}", "false_alarms_per_year.critcal: found an unknown key; did you mean critical?"),
@@ -957,6 +968,27 @@ defaults: {{review: {{per_day: 1k}}}}
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "objective"),
+    [
+        ("{cost: {missed: 10, false_alarm: 1}}", cost(10, 1)),
+        ("{utility: {tp: 5, fp: -2, fn: -6, tn: 0}}", Objective("utility", utility=(5, -2, -6, 0))),
+        ("{capacity: {per_day: 2k}}", Objective("capacity", 2_000)),
+        ("{min_recall: 0.9, by: country}", Objective("min_recall", 0.9)),
+        ("{precision_floor: 0.5}", Objective("precision_floor", 0.5)),
+        ("{fpr_cap: 0.01}", Objective("fpr_cap", 0.01)),
+        ("f1", Objective("f1")),
+        ("youden", Objective("youden")),
+    ],
+)
+def test_objectives(text: str, objective: Objective) -> None:
+    """What a threshold is chosen for is read and written as it is; it is no threshold yet."""
+    found = read(f"models: {{m: {{segments: [country], threshold: {text}}}}}")
+    m = found.models["m"]
+    assert (m.threshold, m.objective, m.by) == (None, objective, "country" if "by" in text else "")
+    assert read(describe(found)) == found
+
+
 def test_describe_shows_everything() -> None:
     """Every default is visible in what describe writes."""
     off = "".join(f"{name}: off, " for name in SHIPPED if name not in ("calibration", "calibration_drift", "recall"))
@@ -1050,6 +1082,7 @@ models:
       score_drift: off
       canary: off
       policy_volume: off
+      policy_not_followed: off
       data_loss: off
       label_coverage: off
     idle_after: 1d

@@ -13,7 +13,8 @@ from monitor.core.intervals import wilson
 from monitor.core.metrics import calibration, confusion, curves, decomposition, drift, fit, prevalence, ranking
 from monitor.core.readings import LabelRule, Reading, known, mature, scored
 from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
-from monitor.core.thresholds import cheapest
+from monitor.core import thresholds
+from monitor.core.thresholds import cost as cost_of
 from rows import VECTORS, table_of
 
 OTHERS = "no metric of the product"
@@ -123,19 +124,26 @@ def metrics_article_ex2(i):
     return {"per_threshold": found, "best": float(max(found, key=lambda t: found[t]["utility"]))}
 
 
+def chosen(objective, reading):
+    """Return the threshold that is chosen."""
+    found = thresholds.choose(objective, reading)
+    assert not isinstance(found, str)
+    return found.threshold
+
+
 def probability_chapter_cost10to1(i):
     """Return the costs from the counts at the edges below the thresholds, which flag the same rows; and the cheapest score."""
     r = known(table_of(i["probs"], i["labels"]))
     edges = [t if t > 1 else _edge(t) for t in i["thresholds"]]
     counts = zip(i["thresholds"], curves.counts_at(r, edges), strict=True)
     cost = {str(t): i["cost_fn"] * c.fn + i["cost_fp"] * c.fp for t, c in counts}
-    best = cheapest(r, i["cost_fn"], i["cost_fp"])
+    best = chosen(cost_of(i["cost_fn"], i["cost_fp"]), r)
     least = [s for s in i["probs"] if best == _edge(s)]
     return {
         "cost_by_threshold": cost,
         "min_cost": min(cost.values()),
         "argmin_thresholds": least,
-        "bayes_threshold_if_calibrated": i["cost_fp"] / (i["cost_fp"] + i["cost_fn"]),
+        "bayes_threshold_if_calibrated": thresholds.bayes(cost_of(i["cost_fn"], i["cost_fp"]).utility),
     }
 
 

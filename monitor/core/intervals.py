@@ -66,6 +66,23 @@ def wilson(k: Number, n: Number, level: float = LEVEL) -> tuple[Number, Number]:
     return k * k / (m * (k + root)), 1 - (n - k) * (n - k) / (m * (n - k + root))
 
 
+def clopper_pearson(k: Floats, n: Floats, level: float = LEVEL) -> tuple[Floats, Floats]:
+    """Return the two one-sided exact bounds of shares k / n, each of the level, 0 to 1 where n is 0.
+
+    The lower one is the p at which so many or more hits have the probability 1 - level: the 1 - level quantile of
+    Beta(k, n - k + 1); the upper one likewise. Clopper and Pearson, Biometrika 26 (1934).
+
+    >>> [x.round(4).tolist() for x in clopper_pearson(np.array([9.0]), np.array([10.0]))]
+    [[0.6058], [0.9949]]
+    """
+    from scipy.special import betaincinv  # its import costs 27 MB, which the agent does without until somebody chooses
+
+    some, all_ = k > 0, k >= n
+    low = np.where(some, betaincinv(np.where(some, k, 1.0), n - k + 1.0, 1.0 - level), 0.0)
+    high = np.where(all_, 1.0, betaincinv(k + 1.0, np.where(all_, 1.0, n - k), level))
+    return low, high
+
+
 def effective(n: Number, square: Number) -> Number:
     """Return (sum w)**2 / sum w**2, the number of rows of weight 1 that say as much (Kish 1965); never more than n.
 

@@ -110,4 +110,10 @@ DECIDED = {
     "failed": "The action failed and is tried again at every tick; the agent's log has the error.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED
+CHOSEN = {
+    "few_positives": "Fewer than 300 positives: what is kept is honest but cautious, and a person should look first.",
+    "few_rows": "Fewer than 5,000 rows: the best threshold of a sample is some percent off the best one.",
+    "no_choice": "No threshold keeps the target with a confidence of 95 %.",
+}
+
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN

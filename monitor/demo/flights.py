@@ -13,7 +13,7 @@ from monitor.core import baseline as baselines
 from monitor.core.baseline import Baseline
 from monitor.core.readings import known
 from monitor.core.tables import LABEL, ROW
-from monitor.core.thresholds import cheapest
+from monitor.core.thresholds import choose, cost
 from monitor.watched import baseline_checksum
 
 MODEL, VERSION = "flights", "gb-2013-02"
@@ -66,7 +66,9 @@ def baseline(of: Sequence[Flight]) -> Baseline:
 
 def threshold(promised: Baseline) -> float:
     """Return the threshold for which a missed late flight costs as much as three false alarms."""
-    return cheapest(known(promised.table("all")), missed=3, false_alarm=1)
+    found = choose(cost(missed=3, false_alarm=1), known(promised.table("all")))
+    assert not isinstance(found, str)
+    return found.threshold
 
 
 def hours(of: Sequence[Flight]) -> Iterator[tuple[int, list[Flight], list[Flight]]]:
