@@ -7,17 +7,19 @@ from typing import Any
 
 from monitor.actions.recalibrate import Trial
 from monitor.actions.rollback import PolicyError
+from monitor.config import Model
 from monitor.core import guards, readings
-from monitor.core.compare import log_ratio, policy_volume, under, undo_step
+from monitor.core.compare import counted, log_ratio, policy_volume, under, undo_step
 from monitor.core.days import iso
 from monitor.core.diagnosis import Diagnosis
 from monitor.core.events import DAY, Entry
 from monitor.core.guards import Decision
-from monitor.core.intervals import Measured
-from monitor.core.policy import Policy, with_calibrator
+from monitor.core.policy import Calibrator, Policy, policy, with_calibrator
+from monitor.core.readings import Reading
 from monitor.core.reasons import DECIDED
 from monitor.core.rules import ACTIONS, Alert, Rule
 from monitor.core.tables import Table, total
+from monitor.core.thresholds import Choice, by_slice, choose
 from monitor.served import Planned, Served
 from monitor.watched import Watched
 
@@ -309,9 +311,9 @@ class Decider:
     def _apply(self, t: Testing, report: dict[str, Any], out: Outcome, now: int) -> None:
         """Write the policy of a trial that was won, and serve or propose it if it flags no other volume than it may."""
         w, days = t.watched, {d: t.watched.days.get(d, {}) for d in t.days}
-        by_slice = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
-        scored = {name: readings.scored(t) for name, t in by_slice.items()}
-        mature = {name: readings.mature(t, w.model.labels.rules) for name, t in by_slice.items()}
+        summed = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
+        scored = {name: readings.scored(t) for name, t in summed.items()}
+        mature = {name: readings.mature(t, w.model.labels.rules) for name, t in summed.items()}
         decision = Decision(*t.key, "recalibrate", False, "proposed", None, {"report": report})
         first, last = (iso(d * DAY)[:10] for d in (t.days[0], t.days[-1]))
         provenance = {
@@ -323,15 +325,14 @@ class Decider:
             "data": {"first_day": first, "last_day": last, "rows": report["rows"], "positives": report["positives"]},
             "code": self.version,
         }
+        calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(t.days))
         try:
-            made = self.served.draft(
-                *w.name, now, lambda ident: with_calibrator(t.policy, ident, report["calibrator"], provenance)
-            )
+            made = self.served.draft(*w.name, now, lambda ident: _next(t.policy, ident, calibrator, chosen, provenance))
         except PolicyError as e:
             self._say(self._failed(decision, e), out)
             return
         volume = policy_volume(scored, made, t.policy)
-        preview = {"before": _numbers(under(t.policy, mature)), "after": _numbers(under(made, mature))}
+        preview = {"before": _preview(t.policy, mature, w.model), "after": _preview(made, mature, w.model)}
         decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
         if not isinstance(volume, str) and not guards.within_volume(volume.value):
             self._say(replace(decision, reason="volume"), out)
@@ -407,11 +408,38 @@ class Decider:
         return entry, self._activations(*name, who, why, at, made)
 
 
-def _numbers(found: Mapping[str, Measured | str]) -> dict[str, Any]:
-    return {
-        k: {"reason": m} if isinstance(m, str) else {"value": m.value, "low": m.low, "high": m.high, "n": m.n}
-        for k, m in found.items()
+def _chosen(
+    w: Watched, calibrator: Calibrator, mature: Mapping[str, Reading], scored: Mapping[str, Reading], days: int
+) -> dict[str, float]:
+    """Return the thresholds by slice that the configured objective chooses for honest scores; none where it may not by itself."""
+    if w.model.objective is None:
+        return {}
+    whole = choose(w.model.objective, mature["all"], calibrator, True, scored["all"], days)
+    if isinstance(whole, str) or not whole.automatic:
+        return {}
+    parts = {name: r for name, r in mature.items() if w.model.by and name.startswith(f"{w.model.by}=")}
+    own = by_slice(w.model.objective, parts, whole, calibrator, True)
+    return {"all": whole.threshold, **{name: mine.threshold for name, (kept, mine) in own.items() if mine != kept}}
+
+
+def _next(old: Policy, ident: str, calibrator: Calibrator, chosen: Mapping[str, float], provenance: Mapping[str, Any]) -> Policy:
+    """Return the policy that serves the calibrator's scores: with the thresholds that were chosen for them, else deciding as before."""
+    same = with_calibrator(old, ident, calibrator, provenance)
+    if not chosen:
+        return same
+    return policy(ident, old.model, old.version, chosen, calibrator, old.undo, provenance, same.review, same.abstain)
+
+
+def _preview(made: Policy, mature: Mapping[str, Reading], model: Model) -> dict[str, Any]:
+    """Return as JSON what a policy would have done on mature days; with a configured cost or utility also what a row is worth."""
+    found: dict[str, Any] = {
+        name: {"reason": m} if isinstance(m, str) else {"value": m.value, "low": m.low, "high": m.high, "n": m.n}
+        for name, m in under(made, mature).items()
     }
+    if model.objective is not None and any(model.objective.utility) and not mature["all"].reason:
+        choice = Choice(made.threshold, *counted(made, mature))
+        found["worth_per_row"] = {"value": choice.worth(model.objective) / max(sum(counted(made, mature)), 1.0)}
+    return found
 
 
 def _rule(w: Watched, alert: Alert) -> Rule:

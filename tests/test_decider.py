@@ -13,7 +13,7 @@ from monitor.core.reasons import REASONS
 from monitor.core.tables import LABEL, ROW
 from monitor.store.policies import PolicyError, checksum
 from monitor.watched import baseline_checksum
-from test_agent import DAY0, Program
+from test_agent import CONFIG, DAY0, Program
 
 ONLY = "calibration_drift: off, recall: off, precision: off, fpr: off, high_confidence_errors: off, roc_auc: off, prevalence: off"
 RULES = f"{ONLY}, flagged_share: off, score_drift: off, canary: off, data_loss: off, label_coverage: off"
@@ -35,7 +35,12 @@ class World(Program):
         rows["score"], labels["outcome"] = draw(rng, n)
         made = baselines.build("m", "v1", (), rows, labels, [()], {"kind": "validation"})
         (folder / "b.json").write_text(baselines.to_json(replace(made, checksum=baseline_checksum(made))))
-        super().__init__(folder, f"baseline: b.json\n    mode: {mode}\n    rules: {{{rules}}}\n    {more}")
+        text = CONFIG.replace(
+            "threshold: 0.5", f"baseline: b.json\n    mode: {mode}\n    {threshold}\n    rules: {{{{{rules}}}}}"
+        )
+        self.path = folder / "config.yaml"
+        self.path.write_text(text.format(more=more))
+        self.open()
 
     def days(self, first, last, offset=0.0, slope=1.0, n=400):
         """Send the days from first on up to but not with last, and let all but the newest mature."""
@@ -333,3 +338,28 @@ def test_a_model_server_that_does_not_follow(world):
     assert (diagnosis.code, diagnosis.action) == ("not_followed", "check_delivery")
     predict(second, 121)
     assert state(3) == "resolved"
+
+
+def test_the_threshold_is_chosen_anew_for_what_it_is_for(world):
+    """With an objective a policy gets its threshold on the served scale; one that would flag too much or too little is refused."""
+    w = world(more="threshold: {cost: {missed: 1, false_alarm: 1}}", threshold="")
+    w.days(0, 2)
+    w.agent.command("activate", "m", "v1", "ann", "three fifths", threshold=0.6)
+    w.days(2, 14, offset=-1.0)
+    assert w.current().calibrator != {"kind": "identity"}
+    assert 0.5 <= w.current().threshold < 0.51
+    decision = next(e for e in w.journal("decision") if e.body["allowed"])
+    before, after = decision.body["preview"]["before"], decision.body["preview"]["after"]
+    assert after["worth_per_row"]["value"] > before["worth_per_row"]["value"]
+    assert after["flagged_share"]["value"] < before["flagged_share"]["value"]
+
+
+def test_a_policy_that_flags_too_little_is_refused(world):
+    """The volume may change by half at most, whatever the objective says."""
+    w = world(more="threshold: {cost: {missed: 1, false_alarm: 1}}", threshold="")
+    w.days(0, 2)
+    w.agent.command("activate", "m", "v1", "ann", "low", threshold=0.1)
+    first = w.current().id
+    w.days(2, 14, offset=-1.0)
+    assert w.current().id == first
+    assert ("decision", "volume") in w.said("decision")

@@ -36,28 +36,33 @@ def flagged_by(policy: Policy, by_slice: Mapping[str, Reading]) -> int:
     return found
 
 
-def under(policy: Policy, by_slice: Mapping[str, Reading]) -> dict[str, Measured | str]:
-    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with Wilson intervals.
+def counted(policy: Policy, by_slice: Mapping[str, Reading]) -> tuple[float, float, float, float]:
+    """Return the true and false positives and the false and true negatives that a policy would have had on mature rows.
 
     Outcomes are taken to be what they were: a decision that changes them is not known to counts.
     """
     counts = _decided(policy.flags(), by_slice["all"])
     for name in policy.bands.keys() & by_slice.keys() - {"all"}:
         counts += _decided(policy.flags(name), by_slice[name]) - _decided(policy.flags(), by_slice[name])
-    (flagged, hits), (n, positives) = counts.tolist()
-    reason = by_slice["all"].reason
-
-    def share(k: float, of: float, undefined: str) -> Measured | str:
-        return reason or (Measured(k / of, *wilson(k, of), round(of)) if of else undefined)
-
-    shares = (flagged, n, "no_events"), (hits, positives, "no_positives"), (hits, flagged, "no_flagged")
-    return {name: share(*x) for name, x in zip(("flagged_share", "recall", "precision"), shares, strict=True)}
+    (fp, tp), (neg, pos) = counts.tolist()
+    return tp, fp, pos - tp, neg - fp
 
 
 def _decided(flags: Bools, reading: Reading) -> Floats:
-    """Return rows and positives of the flagged rows and of all, shape (2, 2)."""
-    rows, mine = np.stack((reading.neg + reading.pos, reading.pos)), flags[reading.bin]
+    """Return negatives and positives of the flagged rows and of all, shape (2, 2)."""
+    rows, mine = np.stack((reading.neg, reading.pos)), flags[reading.bin]
     return np.stack((rows[:, mine].sum(axis=1), rows.sum(axis=1)))
+
+
+def under(policy: Policy, by_slice: Mapping[str, Reading]) -> dict[str, Measured | str]:
+    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with intervals."""
+    tp, fp, fn, tn = counted(policy, by_slice)
+
+    def share(k: float, of: float, undefined: str) -> Measured | str:
+        return by_slice["all"].reason or (Measured(k / of, *wilson(k, of), round(of)) if of else undefined)
+
+    shares = (tp + fp, tp + fp + fn + tn, "no_events"), (tp, tp + fn, "no_positives"), (tp, tp + fp, "no_flagged")
+    return {name: share(*x) for name, x in zip(("flagged_share", "recall", "precision"), shares, strict=True)}
 
 
 def policy_volume(by_slice: Mapping[str, Reading], current: Policy, previous: Policy) -> Measured | str:
