@@ -441,7 +441,8 @@ class Agent:
     def show(self) -> None:
         """Render the snapshot with the present counters and what is wrong with the state directory, if anything is."""
         problem = self.problem or next((w.problem for w in self.watched.values() if w.problem), "")
-        self.snapshot = replace(self.snapshot, counters=dict(self.counters), problem=problem)
+        head = self.store.log.head
+        self.snapshot = replace(self.snapshot, counters=dict(self.counters), problem=problem, journal=head)
         self.exporter.render(self.snapshot)
 
     def _names(self) -> list[tuple[str, str]]:

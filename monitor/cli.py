@@ -4,6 +4,7 @@ import argparse
 import http.client
 import json
 import logging
+import re
 import sys
 import tempfile
 import urllib.error
@@ -121,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     configured(journal)
     journal.add_argument("--json", action="store_true", help="one JSON object a line")
     journal.add_argument("--verify", action="store_true", help="check that no entry was changed or taken out")
+    journal.add_argument(
+        "--expect", type=_head, metavar="SEQ:HASH", help="check it against a head that was written down elsewhere"
+    )
 
     counted = add("verify", _verify, "Count every day that still has its rows again, and compare with what is kept.")
     counted.epilog = "Exit code 0: equal; 1: something differs; 2: it cannot be done."
@@ -429,14 +433,12 @@ def _log(args: argparse.Namespace) -> int:
     if not path.exists():
         raise ValueError(f"{path}: there is no journal yet")
     with closing(Log(path)) as log:
-        if args.verify:
-            broken = log.broken_link()
-            print(
-                "every entry follows from the one before"
-                if broken is None
-                else f"entry {broken} does not follow from the one before"
-            )
-            return 0 if broken is None else 1
+        if args.verify or args.expect:
+            broken, kept = log.broken_link(args.expect), log.kept_head()
+            print(broken or ("every entry follows from the one before" + (f"; the head is {kept[0]}:{kept[1]}" if kept else "")))
+            if not broken and not kept:
+                print("no head was kept yet: whether the last entry was changed cannot be told", file=sys.stderr)
+            return 1 if broken else 0
         for entry in log.journal():
             item = {
                 "seq": entry.seq,
@@ -452,6 +454,13 @@ def _log(args: argparse.Namespace) -> int:
                 else timeline.line(_item(item, entry.body), sys.stdout.isatty())
             )
     return 0
+
+
+def _head(text: str) -> tuple[int, str]:
+    seq, _, digest = text.partition(":")
+    if not (seq.isdecimal() and re.fullmatch("[0-9a-f]{64}", digest)):
+        raise argparse.ArgumentTypeError("write SEQ:HASH as `log --verify` and /v1/state say it")
+    return int(seq), digest
 
 
 def _item(item: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:

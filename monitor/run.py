@@ -504,7 +504,9 @@ class Running:
         agent = self.loop.agent
         if self.loop.failed:
             agent.show()
-        elif agent.snapshot.at != agent.clock.last or agent.snapshot.counters != agent.counters:
+        elif (agent.snapshot.at, agent.snapshot.journal) != (agent.clock.last, agent.store.log.head) or (
+            agent.snapshot.counters != agent.counters
+        ):
             self.loop.publish()
         return agent.snapshot
 

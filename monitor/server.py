@@ -353,6 +353,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     return {
         "at": None if s.at is None else iso(s.at),
         "problem": s.problem or None,
+        "journal": {"seq": s.journal[0], "hash": s.journal[1] or None},
         "versions": [
             {
                 "model": v.model,

@@ -170,7 +170,7 @@ def _windows(w: Watched) -> Looked:
 
 def _journal(store: Store) -> Looked:
     broken = store.log.broken_link()
-    return 0, "", [] if broken is None else [("", f"entry {broken} does not follow from the one before")]
+    return 0, "", [] if broken is None else [("", broken)]
 
 
 def _memory(store: Store) -> Looked:

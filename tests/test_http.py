@@ -714,7 +714,9 @@ def test_policies_change_by_api_and_command_running_and_stopped(agent, port):
     code, out, err = command(a.config, "log")
     assert (code, out) == (1, "")
     assert err.endswith("state: another process uses this state directory; stop it or choose another `state`\n")
+    pinned = a.state()["journal"]
     assert a.stop() == 0
+    assert command(a.config, "log", "--expect", f"{pinned['seq']}:{pinned['hash']}")[0] == 0
     assert command(a.config, "rollback", "m") == (1, "", refused)
     code, out, err = command(a.config, "activate", "m", "--threshold", "0.25", "--reason", "three")
     assert (code, out, err) == (0, f"m v1: policy {number}-3 (threshold 0.25) is current\n", "")
@@ -734,7 +736,14 @@ def test_policies_change_by_api_and_command_running_and_stopped(agent, port):
     ]
     pointer = json.loads((a.folder / "state" / "policies" / "m" / "v1" / "current.json").read_text())
     assert pointer == {k: journal[-1]["body"][k] for k in ("policy", "who", "reason", "at")}
-    assert command(a.config, "log", "--verify") == (0, "every entry follows from the one before\n", "")
+    code, out, err = command(a.config, "log", "--verify")
+    head = re.fullmatch(r"every entry follows from the one before; the head is (5:[0-9a-f]{64})\n", out)[1]
+    assert (code, err) == (0, "")
+    assert command(a.config, "log", "--expect", head) == (0, out, "")
+    other = head[:-1] + "01"[head[-1] == "0"]
+    wrong = f"entry 5 or one before it is not the one whose hash is {other[2:]}\n"
+    assert command(a.config, "log", "--expect", other) == (1, wrong, "")
+    assert command(a.config, "log", "--expect", "5:abc")[0] == 2
     assert a.start().ask("/v1/models/m/policy")[1]["id"] == f"{number}-1"
     assert a.stop() == 0
     with sqlite3.connect(a.folder / "state" / "log.db") as db:

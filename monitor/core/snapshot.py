@@ -81,7 +81,7 @@ class Snapshot:
     """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from.
 
     `diagnoses` are those of firing alerts by their key. `problem` says why the state directory cannot be written, for a person;
-    it is empty when it can.
+    it is empty when it can. `journal` is the number and the hash of the newest journal entry, 0 and empty before the first.
     """
 
     at: int | None
@@ -93,3 +93,4 @@ class Snapshot:
     counters: Mapping[tuple[str, tuple[tuple[str, str], ...]], float] = field(default_factory=dict)
     closed: tuple[tuple[str, str, int], ...] = ()
     problem: str = ""
+    journal: tuple[int, str] = (0, "")

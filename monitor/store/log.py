@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,14 @@ create table if not exists journal (seq integer primary key, at integer, who tex
 """
 
 
+_HEAD = "journal_head"
+
+
 class Log:
-    """One connection, used by one thread at a time, opened exclusively; not `durable` is for states that are thrown away."""
+    """One connection, used by one thread at a time, opened exclusively; not `durable` is for states that are thrown away.
+
+    `head` is the number and the hash of the newest journal entry, 0 and empty before the first.
+    """
 
     def __init__(self, path: Path, durable: bool = True) -> None:
         synchronous = "full" if durable else "off"
@@ -59,18 +65,18 @@ class Log:
         except sqlite3.DatabaseError as e:
             self.db.close()
             raise StateError(f"{path}: not a log of Scorewatch ({e}); move it away or choose another `state`") from None
-        self.last_hash = self._hash(*last) if (last := self._last()) else ""
+        self.head = self.kept_head() or self._last()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run the block as one transaction: all of it is on the disk afterwards, or nothing."""
-        last_hash = self.last_hash
+        head = self.head
         self.db.execute("begin immediate")
         try:
             yield self.db
             self.db.execute("commit")
         except BaseException:
-            self.last_hash = last_hash
+            self.head = head
             if self.db.in_transaction:
                 self.db.execute("rollback")
             raise
@@ -160,9 +166,17 @@ class Log:
         """Return the closed days that have to be counted again."""
         return set(self.db.execute("select version, day from recount"))
 
-    def _last(self) -> Entry | None:
+    def kept_head(self) -> tuple[int, str] | None:
+        """Return number and hash of the newest journal entry as they were when it was written, None where nobody kept them."""
+        row = self.db.execute("select v from meta where k = ?", (_HEAD,)).fetchone()
+        if row is None:
+            return None
+        seq, _, digest = str(row[0]).partition(":")
+        return int(seq), digest
+
+    def _last(self) -> tuple[int, str]:
         row = self.db.execute("select * from journal order by seq desc limit 1").fetchone()
-        return None if row is None else _entry(row)
+        return (0, "") if row is None else (row[0], self._hash(*_entry(row)))
 
     @staticmethod
     def _hash(seq: int, at: int, who: str, kind: str, model: str, version: str, body: dict[str, Any], previous: str) -> str:
@@ -171,27 +185,52 @@ class Log:
 
     def add_entries(self, at: int, who: str, entries: Iterable[tuple[str, str, str, dict[str, Any]]]) -> list[Entry]:
         """Append (kind, model, version, body) to the journal and return the entries; inside a transaction."""
-        seq = self.db.execute("select coalesce(max(seq), 0) from journal").fetchone()[0]
         added = []
         for kind, model, version, body in entries:
-            seq += 1
-            entry = Entry(seq, at, who, kind, model, version, body, self.last_hash)
-            self.db.execute("insert into journal values (?, ?, ?, ?, ?, ?, ?, ?)", (*entry[:6], json.dumps(body), self.last_hash))
-            self.last_hash = self._hash(*entry)
+            seq, previous = self.head
+            entry = Entry(seq + 1, at, who, kind, model, version, body, previous)
+            self.db.execute("insert into journal values (?, ?, ?, ?, ?, ?, ?, ?)", (*entry[:6], json.dumps(body), previous))
+            self.head = entry.seq, self._hash(*entry)
             added.append(entry)
+        if added:
+            # No entry says what the newest one was; without this it could be changed or taken out and nobody would know.
+            self.set_meta({_HEAD: "{}:{}".format(*self.head)})
         return added
 
     def journal(self) -> list[Entry]:
         """Return all entries, oldest first."""
         return [_entry(row) for row in self.db.execute("select * from journal order by seq")]
 
-    def broken_link(self) -> int | None:
-        """Return the number of the first journal entry whose link to the entry before does not hold, or None."""
-        previous = ""
-        for entry in self.journal():
-            if entry.previous != previous:
-                return entry.seq
-            previous = self._hash(*entry)
+    def entries(self, kinds: Sequence[str], models: Sequence[str] | None, since: int, limit: int) -> list[Entry]:
+        """Return the newest entries of some kinds, and of some models unless None, from number `since` on, newest first."""
+        asked = [*kinds, *(models or ()), since, limit]
+        where = f"kind in ({_marks(kinds)})" + ("" if models is None else f" and model in ({_marks(models)})")
+        rows = self.db.execute(f"select * from journal where {where} and seq >= ? order by seq desc limit ?", asked)
+        return [_entry(row) for row in rows]
+
+    def broken_link(self, pinned: tuple[int, str] | None = None) -> str | None:
+        """Return where the journal is not as it was written, None when it is.
+
+        `pinned` is the number and the hash of an entry that somebody wrote down elsewhere: who can change the whole file can also
+        make a chain of other entries that holds.
+        """
+        seq, previous, kept = 0, "", self.kept_head()
+        wanted = dict([pinned] if pinned else [])
+        for row in self.db.execute("select * from journal order by seq"):
+            if row[7] != previous or row[0] != seq + 1:
+                return f"entry {row[0]} does not follow from the one before"
+            try:
+                seq, previous = row[0], self._hash(*_entry(row))
+            except ValueError:
+                return f"entry {row[0]} is not as it was written: its body is no JSON"
+            if wanted.get(seq, previous) != previous:
+                return f"entry {seq} or one before it is not the one whose hash is {wanted[seq]}"
+        if kept is not None and kept[0] > seq:
+            return f"entry {seq + 1} was taken out: there were {kept[0]}"
+        if kept is not None and kept != (seq, previous):
+            return f"entry {seq} is not as it was written"
+        if pinned is not None and pinned[0] > seq:
+            return f"there is no entry {pinned[0]}, only {seq}"
         return None
 
     def problems(self) -> list[str]:
@@ -239,6 +278,10 @@ def _unpacked(parts: list[Any]) -> Table:
         None if features is None else np.frombuffer(features, "<f8").astype(np.int64).reshape(FEATURES, -1),
         None if classes is None else classes.reshape(next(s for s in CLASS_SHAPES if s[0] * s[1] == len(classes))),
     )
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _entry(row: Any) -> Entry:

@@ -36,7 +36,7 @@ def test_a_failed_transaction_leaves_nothing(tmp_path):
     log = Log(tmp_path / "log.db")
     with log.transaction():
         log.add_entries(1, "agent", [("a", "m", "1", {})])
-    last = log.last_hash
+    last = log.head
 
     def fail():
         with log.transaction():
@@ -46,7 +46,7 @@ def test_a_failed_transaction_leaves_nothing(tmp_path):
 
     with pytest.raises(KeyError):
         fail()
-    assert (log.meta(), log.last_hash, [e.kind for e in log.journal()]) == ({}, last, ["a"])
+    assert (log.meta().keys(), log.head, [e.kind for e in log.journal()]) == ({"journal_head"}, last, ["a"])
     with log.transaction():
         log.add_entries(3, "agent", [("c", "m", "1", {})])
     assert ([(e.seq, e.kind) for e in log.journal()], log.broken_link()) == ([(1, "a"), (2, "c")], None)
@@ -73,22 +73,86 @@ def test_journal_goes_on_after_reopening(tmp_path):
     log.close()
 
 
+NEXT = "entry {} does not follow from the one before".format
+
+
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        ("update journal set body = '{}' where seq = 2", 3),
-        ("update journal set who = 'nobody' where seq = 4", 5),
-        ("update journal set at = at + 1 where seq = 1", 2),
-        ("delete from journal where seq = 3", 4),
-        ("delete from journal where seq = 1", 2),
-        ("update journal set previous = '' where seq = 3", 3),
+        ("update journal set body = '{}' where seq = 2", NEXT(3)),
+        ("update journal set body = '{' where seq = 2", "entry 2 is not as it was written: its body is no JSON"),
+        ("update journal set who = 'nobody' where seq = 4", NEXT(5)),
+        ("update journal set at = at + 1 where seq = 1", NEXT(2)),
+        ("delete from journal where seq = 3", NEXT(4)),
+        ("delete from journal where seq = 1", NEXT(2)),
+        ("update journal set previous = '' where seq = 3", NEXT(3)),
+        ("update journal set who = 'nobody' where seq = 5", "entry 5 is not as it was written"),
+        ("update journal set version = 2 where seq = 5", "entry 5 is not as it was written"),
+        ("delete from journal where seq = 5", "entry 5 was taken out: there were 5"),
+        ("delete from journal where seq > 2", "entry 3 was taken out: there were 5"),
+        ("delete from journal", "entry 1 was taken out: there were 5"),
+        ("insert into journal select 6, at, who, kind, model, version, body, previous from journal where seq = 5", NEXT(6)),
     ],
 )
 def test_a_changed_journal_is_found(tmp_path, change, broken):
-    """An entry that was changed or taken out breaks the link of the entry after it."""
+    """One entry that was changed, taken out or added is found wherever it is, also after more entries were written."""
     log = _journal(tmp_path / "log.db")
     log.db.execute(change)
     assert log.broken_link() == broken
+    log.close()
+    log = Log(tmp_path / "log.db")
+    assert log.broken_link() == broken
+    if "seq = 6" not in change and "6, at" not in change:
+        with log.transaction():
+            log.add_entries(9, "agent", [("alert", "m", "1", {})])
+        assert log.broken_link() is not None
+    log.close()
+
+
+def test_a_pinned_entry_is_checked(tmp_path):
+    """A journal written anew from some entry on holds in itself and is found by a head that somebody wrote down before."""
+    log = _journal(tmp_path / "log.db")
+    pinned = log.head
+    with log.transaction():
+        log.add_entries(9, "agent", [("alert", "m", "1", {})])
+    assert (log.broken_link(pinned), log.broken_link(log.head)) == (None, None)
+    assert log.broken_link((9, "0" * 64)) == "there is no entry 9, only 6"
+    log.close()
+    forged = _journal(tmp_path / "forged.db", 4)
+    with forged.transaction():
+        forged.add_entries(4, "bob", [("alert", "m", "1", {})])
+    assert forged.broken_link() is None
+    assert forged.broken_link(pinned) == f"entry 5 or one before it is not the one whose hash is {pinned[1]}"
+    forged.close()
+
+
+def test_a_journal_without_a_head(tmp_path):
+    """A journal of before heads were kept is no false alarm, goes on, and has a head from its next entry on."""
+    log = _journal(tmp_path / "log.db")
+    head = log.head
+    log.db.execute("delete from meta")
+    log.close()
+    log = Log(tmp_path / "log.db")
+    assert (log.kept_head(), log.head, log.broken_link()) == (None, head, None)
+    with log.transaction():
+        log.add_entries(9, "agent", [("alert", "m", "1", {})])
+    assert (log.kept_head(), log.broken_link()) == (log.head, None)
+    log.close()
+
+
+def test_newest_entries(tmp_path):
+    """Entries are found by kind, model and number, newest first and no more than were asked for."""
+    log = Log(tmp_path / "log.db")
+    with log.transaction():
+        log.add_entries(1, "agent", [(kind, model, "1", {}) for kind in ("alert", "decision", "activated") for model in "mn"])
+
+    def found(*asked):
+        return [e.seq for e in log.entries(*asked)]
+
+    assert found(("decision", "activated"), ("m",), 0, 9) == [5, 3]
+    assert found(("decision", "activated"), ("m", "n"), 4, 9) == [6, 5, 4]
+    assert found(("decision", "activated"), None, 0, 2) == [6, 5]
+    assert found(("decision",), (), 0, 9) == []
     log.close()
 
 
