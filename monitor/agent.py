@@ -45,6 +45,7 @@ from monitor.core.intervals import Measured
 from monitor.core.metrics import Estimate, multiclass
 from monitor.core.policy import Policy
 from monitor.core.readings import Reading
+from monitor.core.reasons import DECIDED
 from monitor.core.rules import Alert, Rule
 from monitor.core.snapshot import Snapshot
 from monitor.core.tables import Table
@@ -64,6 +65,8 @@ log = logging.getLogger("scorewatch")
 
 TIMELINE = 20_000
 """So many of the newest timeline items are kept."""
+DECISIONS = ("decision", "proposal", "answer", "activated", "rolled_back")
+"""The kinds of journal entries that say what was decided, and by whom."""
 _OPEN_ROWS = 500_000
 """So many rows of days that are not mature are counted again per tick; what is shown of such days may lag a little."""
 
@@ -750,6 +753,30 @@ class Agent:
     def proposals(self) -> list[dict[str, Any]]:
         """Return the proposals that wait for a person, oldest first."""
         return self.decider.open()
+
+    def decisions(self, name: str | None, limit: int, since: int) -> list[dict[str, Any]]:
+        """Return what was decided, proposed, answered and changed, of all models or one, newest first, from entry `since` on."""
+        if name is not None and not (self._known(name) or name in self.config.parents):
+            raise PolicyError(self._unknown(name))
+        parent = self.config.parents.get(name or "")
+        models = None if name is None else [name] if parent is None else [t.name for t in parent.targets.values()]
+        return [
+            {
+                **e.body,
+                "entry": e.seq,
+                "at": iso(e.at),
+                "kind": e.kind,
+                "model": e.model,
+                "version": e.version,
+                "who": e.who,
+                "words": DECIDED.get(e.body.get("reason", "proposed"), e.body.get("reason")),
+            }
+            for e in self.store.log.entries(DECISIONS, models, since, limit)
+        ]
+
+    def reloaded(self, who: str, reason: str) -> None:
+        """Journal that the configuration was read anew."""
+        self._journal(self.now(), who, [("reload", "", "", {"reason": reason, "digest": self.config.digest})])
 
     def policy_of(self, name: str, version: str | None) -> Policy:
         """Return the policy that the model server of a version should follow; raise PolicyError when there is none."""

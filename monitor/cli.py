@@ -16,6 +16,7 @@ from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from monitor import timeline
 from monitor.config import Address, Config, ConfigError, FileSource, Model, describe, effective, load
@@ -118,6 +119,18 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--reason", default="by hand", metavar="TEXT")
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
 
+    approve = add("approve", _approve, "Answer a proposal, a tested change that waits for a person.")
+    configured(approve)
+    approve.add_argument(
+        "proposal", type=int, metavar="PROPOSAL", help="its number, from the timeline, the page or /v1/proposals"
+    )
+    approve.add_argument("--reject", action="store_true", help="reject it")
+    approve.add_argument("--reason", required=True, metavar="TEXT")
+
+    reload = add("reload", _reload, "Let the running agent go on with what its configuration file says now.")
+    configured(reload)
+    reload.add_argument("--reason", default="by hand", metavar="TEXT")
+
     journal = add("log", _log, "Print the journal: alerts, decisions, policy changes.")
     configured(journal)
     journal.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -148,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     from monitor.run import run
 
-    config = load(args.config)
+    config = load(args.config, serving=True)
 
     def started(api: str, metrics: str) -> None:
         print(f"scorewatch {VERSION} listens on {api} (events, state) and {metrics}/metrics, state in {config.state}", flush=True)
@@ -161,7 +174,7 @@ def _check(args: argparse.Namespace) -> int:
     from monitor import check
     from monitor.watched import baseline_of
 
-    config = load(args.config)
+    config = load(args.config, serving=True)
     sizing, room = check.size_of(config), check.room_of(config.state)
     promised, wrong = check.baselines(config, baseline_of)
     misfits, seen = wrong + check.misfits(config, sizing, room), check.sights(config, promised, _progress)
@@ -247,15 +260,40 @@ def _file(path: Path) -> FileSource:
 
 def _change(args: argparse.Namespace) -> int:
     config = load(args.config)
-    body: dict[str, Any] = {"version": args.version, "reason": args.reason, "who": getuser()}
+    body: dict[str, Any] = {"version": args.version, "reason": args.reason}
     if args.kind == "activate":
         body |= {"threshold": args.threshold} if args.policy is None else {"policy": json.loads(args.policy.read_text())}
-    done = _ask(config, f"/v1/models/{args.model}/{args.kind}", body)
+    done = _ask(config, f"/v1/models/{quote(args.model, safe='')}/{args.kind}", body)
     if done is None:
-        done = _change_alone(config, args, body)
-    print(f"{args.model} {done['version']}: policy {done['policy']} (threshold {done['threshold']:g}) is current")
+        given = {k: body[k] for k in ("threshold", "policy") if k in body}
+        done = _alone(config, lambda a: a.command(args.kind, args.model, args.version, getuser(), args.reason, **given))
+    _say_change(done)
+    return 0
+
+
+def _say_change(done: dict[str, Any]) -> None:
+    print(f"{done['model']} {done['version']}: policy {done['policy']} (threshold {done['threshold']:g}) is current")
     if done.get("pending"):
         print("current.json could not be written yet; the agent tries again at its next tick", file=sys.stderr)
+
+
+def _approve(args: argparse.Namespace) -> int:
+    config = load(args.config)
+    done = _ask(config, f"/v1/proposals/{args.proposal}", {"approve": not args.reject, "reason": args.reason})
+    if done is None:
+        done = _alone(config, lambda a: a.answer(args.proposal, not args.reject, getuser(), args.reason))
+    if done["approved"]:
+        _say_change(done)
+    else:
+        print(f"{done['model']} {done['version']}: proposal {args.proposal} is rejected")
+    return 0
+
+
+def _reload(args: argparse.Namespace) -> int:
+    config = load(args.config)
+    if _ask(config, "/-/reload", {"reason": args.reason}) is None:
+        raise ValueError(f"no agent listens on {config.api}; its start will read {args.config}")
+    print(f"the agent goes on with {args.config}")
     return 0
 
 
@@ -263,13 +301,13 @@ def _calibrate(args: argparse.Namespace) -> int:
     from monitor.actions.rollback import PolicyError
 
     config = load(args.config)
-    body: dict[str, Any] = {"version": args.version, "reason": args.reason, "who": getuser()}
+    body: dict[str, Any] = {"version": args.version, "reason": args.reason}
     limit = config.models[args.model].recalibrate.limit / 1000 if args.model in config.models else 0.0
     found = _ask(config, f"/v1/models/{args.model}/calibrate", body, 60 + limit)
     if found is None:
         with _stopped(config) as agent:
             try:
-                found = agent.calibrated(agent.calibrate(args.model, args.version, body["who"], args.reason), wait=True)
+                found = agent.calibrated(agent.calibrate(args.model, args.version, getuser(), args.reason), wait=True)
             except PolicyError as e:
                 raise ValueError(str(e)) from None
     print(json.dumps(found) if args.json else "\n".join(timeline.trial(found or {})))
@@ -278,7 +316,9 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _ask(config: Config, path: str, body: dict[str, Any], timeout: float = 30) -> dict[str, Any] | None:
     """Return the running agent's answer, None when no agent listens; raise ValueError with its message when it refuses."""
-    answer = _request(_url(config.api) + path, config.tokens.decide, body, timeout)
+    token = config.tokens.first("decide")
+    # Who signs is said by the token where there is one.
+    answer = _request(_url(config.api) + path, token, body if token else body | {"who": getuser()}, timeout)
     if answer is None:
         return None
     with answer:
@@ -360,7 +400,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     try:
         config = load(args.config)
-        if (lines := _streamed(args.url or _url(config.api), config.tokens.decide, "/v1/verify", {})) is not None:
+        if (lines := _streamed(args.url or _url(config.api), config.tokens.first("decide"), "/v1/verify", {})) is not None:
             found = verify.report(steps(map(json.loads, lines)))
         elif args.url:
             raise ValueError(f"{args.url}: no agent listens there")
@@ -411,16 +451,15 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
-def _change_alone(config: Config, args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]:
-    """Change the policy with the agent stopped."""
+def _alone(config: Config, decide: Callable[["Agent"], dict[str, Any]]) -> dict[str, Any]:
+    """Decide with the agent stopped."""
     from monitor.actions.rollback import PolicyError
     from monitor.agent import Agent
 
     agent = Agent(config, VERSION)
     with closing(agent.store):
         try:
-            given = {k: body.pop(k) for k in ("threshold", "policy") if k in body}
-            return agent.command(args.kind, args.model, body["version"], body["who"], body["reason"], **given)
+            return decide(agent)
         except PolicyError as e:
             raise ValueError(str(e)) from None
 

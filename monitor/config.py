@@ -1,13 +1,14 @@
 """YAML -> frozen dataclasses: every default visible, every error names file, key path, what was found and the remedy."""
 
 import difflib
+import hashlib
 import ipaddress
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,6 +48,8 @@ OF_PROBABILITIES = ("calibration", "high_confidence_errors")
 """Detectors that read a score as a probability, which margins are none of."""
 TOP = "top"
 """The target of a model with classes that asks whether the predicted class was right."""
+TOKENS = ("ingest", "decide")
+"""Who a token lets in: who sends events, and who decides."""
 HIDDEN = "***"
 """What describe() writes for a token that stands in the file itself; as a token it is an error."""
 
@@ -220,11 +223,26 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Bearer tokens of the api; `env` remembers which came from an environment variable. No repr shows a token."""
+    """Bearer tokens of the api by role, each as (owner, token); None where none is needed. No repr shows a token.
 
-    ingest: str | None = field(default=None, repr=False)
-    decide: str | None = field(default=None, repr=False)
+    `env` and `files` remember which came from an environment variable or a file. Of a file that whoever runs this may not read
+    `unread` says so, and no token is right; `exposed` are the roles whose file every user of the machine can read.
+    """
+
+    ingest: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
+    decide: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
     env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    exposed: tuple[str, ...] = ()
+
+    def of(self, role: str) -> tuple[tuple[str, str], ...] | None:
+        """Return the tokens of a role."""
+        return {"ingest": self.ingest, "decide": self.decide}[role]
+
+    def first(self, role: str) -> str | None:
+        """Return the token that commands send, None where there is none."""
+        return next((token for _, token in self.of(role) or ()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +250,7 @@ class Config:
     """The whole configuration; times in ms. `tick` is TICKS[clock] unless the file says otherwise.
 
     `models` are the binary models that are watched, targets of models with classes among them; `parents` are the latter.
+    `digest` is the SHA-256 of the file.
     """
 
     path: Path | None = None
@@ -246,6 +265,7 @@ class Config:
     hash: str = "xxh3"
     waiting_rows: int = 20_000_000
     parents: Mapping[str, Model] = field(default_factory=dict)
+    digest: str = field(default="", compare=False)
 
     @property
     def named(self) -> dict[str, Model]:
@@ -713,28 +733,85 @@ def _sources(value: Any, at: _At) -> tuple[HttpSource | FileSource, ...]:
     return sources
 
 
-def _token(value: Any, at: _At) -> tuple[str | None, str]:
-    """Return the token and the variable it comes from; errors never show the token."""
-    if value is None:
-        return None, ""
-    if not isinstance(value, str):
-        raise _Wrong("write the token in quotes, or env:NAME", "a value that is no string")
-    variable = value.removeprefix("env:") if value.startswith("env:") else ""
-    token = os.environ.get(variable, "") if variable else value
-    if variable and not token:
-        raise _Wrong(f"set the environment variable {variable}", f"{_show(value)}, which is not set")
-    if token == HIDDEN:
-        raise _Wrong("write the token itself or env:NAME", f"'{HIDDEN}', which only hides a token")
-    if value == "env:" or not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise _Wrong("write a token of printable ASCII characters without spaces, or env:NAME", "an unusable token")
-    return token, variable
+class _Given(NamedTuple):
+    tokens: tuple[tuple[str, str], ...]
+    env: str = ""
+    file: Path | None = None
+    unread: str = ""
+    exposed: bool = False
+
+
+def _token(role: str) -> Reader:
+    """Return the reader of the tokens of a role and where they come from; errors never show a token."""
+
+    def read(value: Any, at: _At) -> _Given | None:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise _Wrong("write the token in quotes, env:NAME or file:PATH", "a value that is no string")
+        if value.startswith("file:") and value != "file:":
+            return _token_file(role, at.base / value.removeprefix("file:"))
+        variable = value.removeprefix("env:") if value.startswith("env:") else ""
+        token = os.environ.get(variable, "") if variable else value
+        if variable and not token:
+            raise _Wrong(f"set the environment variable {variable}", f"{_show(value)}, which is not set")
+        if token == HIDDEN:
+            raise _Wrong("write the token itself, env:NAME or file:PATH", f"'{HIDDEN}', which only hides a token")
+        if value in ("env:", "file:") or not _TOKEN.fullmatch(token):
+            raise _Wrong("write a token of printable ASCII characters without spaces, env:NAME or file:PATH", "an unusable token")
+        return _Given(((role, token),), variable)
+
+    return read
+
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def _token_file(role: str, path: Path) -> _Given:
+    """Return the tokens of a file, or that it cannot be read by whoever runs this."""
+    shown = _show(f"file:{path}")
+    try:
+        return _Given(_token_lines(role, path, shown), file=path, exposed=bool(path.stat().st_mode & 0o004))
+    except PermissionError as e:
+        return _Given((), file=path, unread=f"{shown}, which cannot be read ({e.strerror})")
+    except OSError as e:
+        raise _Wrong("write the path of a file with a token on each line", f"{shown} ({e.strerror})") from None
+    except UnicodeDecodeError:
+        raise _Wrong("save the file as UTF-8", f"{shown} with bytes that are not UTF-8") from None
+
+
+def _token_lines(role: str, path: Path, shown: str) -> tuple[tuple[str, str], ...]:
+    """Return (owner, token) of each line, which is `OWNER: TOKEN`, `OWNER TOKEN` or `TOKEN`; # begins a comment."""
+    remedy = "write OWNER: TOKEN on each line, the token of printable ASCII characters without spaces"
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        words = [*takewhile(lambda word: not word.startswith("#"), line.split())]
+        if not words:
+            continue
+        *before, token = words
+        owner = before[0].removesuffix(":") if before else role
+        # One word with a colon may be an owner and a token or a token alone: whoever guesses wrong locks somebody out.
+        if len(before) > 1 or not NAME.fullmatch(owner) or not _TOKEN.fullmatch(token) or (not before and ":" in token):
+            raise _Wrong(remedy, f"line {number} of {shown}, which is no owner and token")
+        if token in found:
+            raise _Wrong("give each owner a token of their own", f"line {number} of {shown} with a token that is there already")
+        found[token] = owner
+    if not found:
+        raise _Wrong(remedy, f"{shown} without a token")
+    return tuple((owner, token) for token, owner in found.items())
 
 
 def _tokens(value: Any, at: _At) -> Tokens:
     if value is not None and not isinstance(value, dict):
         raise _Wrong("write a mapping with the keys ingest or decide", "a value that is no mapping")
-    given = _fields(value, at, {"ingest": _token, "decide": _token})
-    return Tokens(**{k: token for k, (token, _) in given.items()}, env={k: name for k, (_, name) in given.items() if name})
+    given = {role: g for role, g in _fields(value, at, {role: _token(role) for role in TOKENS}).items() if g is not None}
+    return Tokens(
+        **{role: g.tokens for role, g in given.items()},
+        env={role: g.env for role, g in given.items() if g.env},
+        files={role: g.file for role, g in given.items() if g.file},
+        unread={role: g.unread for role, g in given.items() if g.unread},
+        exposed=tuple(role for role, g in given.items() if g.exposed),
+    )
 
 
 def _waiting(value: Any, at: _At) -> int:
@@ -1173,15 +1250,24 @@ def _watched(models: Mapping[str, Model]) -> dict[str, Model]:
     return {m.name: m for model in models.values() for m in (model.targets.values() if model.classes else (model,))}
 
 
-def load(path: Path) -> Config:
-    """Return the configuration of a file; relative paths in it are relative to its folder."""
+def load(path: Path, serving: bool = False) -> Config:
+    """Return the configuration of a file; relative paths in it are relative to its folder.
+
+    For `serving` all of its tokens must be readable; commands may go without.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
     except OSError as e:
         raise ConfigError(f"{path}: found no readable file ({e.strerror}); write the path of a configuration file") from None
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: found bytes that are not UTF-8 at position {e.start}; save the file as UTF-8") from None
-    return replace(parse(text, str(path), path.absolute().parent), path=path)
+    digest = hashlib.sha256(raw).hexdigest()
+    config = replace(parse(text, str(path), path.absolute().parent), path=path, digest=digest)
+    if serving and (unread := config.tokens.unread):
+        readable = "let the agent's user read it"
+        raise ConfigError("\n".join(f"{path}: tokens.{role}: found {what}; {readable}" for role, what in unread.items()))
+    return config
 
 
 def parse(text: str, where: str, base: Path) -> Config:
@@ -1226,12 +1312,27 @@ def _check(at: _At, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         at.child("tick").error(f"found {tree['tick']!r}, which does not divide a day; write one that does, such as 1h")
     tokens = tree.get("tokens") or {}
     if "api" in given and not given["api"].loopback and isinstance(tokens, dict):
-        missing = tuple(f"tokens.{key}" for key in ("ingest", "decide") if tokens.get(key) is None)
+        missing = tuple(f"tokens.{key}" for key in TOKENS if tokens.get(key) is None)
         if missing:
             at.child("api").error(
                 f"found {str(given['api'])!r}, which other machines reach, without {_words(missing, 'and')}; "
                 "set tokens.ingest and tokens.decide or listen on 127.0.0.1"
             )
+
+
+FIXED = ("state", "api", "metrics", "clock", "hash")
+"""Keys that only another start can change."""
+
+
+def fixed(before: Config, after: Config) -> list[str]:
+    """Return what a running agent cannot change, one message each with file, key, what was found and what to do."""
+    keys = (*FIXED, *(("tick",) if before.clock == "events" else ()))
+    was, now = effective(before), effective(after)
+    return [
+        f"{after.path}: {key}: found {_show(now[key])}, and the agent runs with {_show(was[key])}; write that, or start it anew"
+        for key in keys
+        if was[key] != now[key]
+    ]
 
 
 def describe(config: Config, secrets: bool = False) -> str:
@@ -1242,8 +1343,10 @@ def describe(config: Config, secrets: bool = False) -> str:
 
 def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
     """Return what `describe` writes as mappings, lists and scalars."""
-    tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
-    shown = {key: token if secrets or token is None else HIDDEN for key, token in tokens.items()}
+    tokens = {role: config.tokens.first(role) for role in TOKENS}
+    shown = {role: token if secrets or token is None else HIDDEN for role, token in tokens.items()}
+    shown |= {role: f"env:{name}" for role, name in config.tokens.env.items()}
+    shown |= {role: f"file:{path}" for role, path in config.tokens.files.items()}
     return {
         "state": str(config.state),
         "api": str(config.api),
@@ -1251,7 +1354,7 @@ def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
         "clock": config.clock,
         "tick": written_duration(config.tick),
         "sources": [_describe_source(source) for source in config.sources],
-        "tokens": {**shown, **{key: f"env:{name}" for key, name in config.tokens.env.items()}},
+        "tokens": shown,
         "models": {name: _describe_model(model) for name, model in config.named.items()},
         "hash": config.hash,
         "waiting": {"rows": _written(config.waiting_rows, _COUNTS)},

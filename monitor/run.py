@@ -22,13 +22,15 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from monitor.actions.rollback import PolicyError
 from monitor.agent import Agent
 from monitor.clock import EventClock, WallClock, wall
-from monitor.config import Address, Config, HttpSource
+from monitor.config import TOKENS, Address, Config, ConfigError, HttpSource, fixed, load
 from monitor.core.events import DAY, FUTURE, Batch, Receipt, Rejection
 from monitor.core.snapshot import Snapshot
+from monitor.formats import Decoder
 from monitor.server import api_app, metrics_app, serve
 from monitor.sources import http
 from monitor.sources.file import FileReader
 from monitor.store import StateError
+from monitor.watched import baseline_of
 
 log = logging.getLogger("scorewatch")
 
@@ -41,10 +43,14 @@ _CALM = 2.0
 
 @dataclass(slots=True)
 class Job:
-    """What waits for the store's thread: a batch with its future, or a call; not `store` is one that memory can answer."""
+    """What waits for the store's thread: a batch with its future, or a call; not `store` is one that memory can answer.
+
+    A batch was made by `decoder`.
+    """
 
     future: "Future[Any]"
     batch: Batch | None = None
+    decoder: Decoder | None = None
     call: Callable[[], Any] | None = None
     store: bool = True
 
@@ -157,9 +163,12 @@ class Feed:
 
 
 class Loop:
-    """The thread that owns the agent: takes what waits, drives the clock, never ends because of an error."""
+    """The thread that owns the agent: takes what waits, drives the clock, never ends because of an error.
 
-    def __init__(self, agent: Agent, reopen: Callable[[], Agent], inbox: Inbox, strict: bool = False) -> None:
+    `reopen` opens the state of an agent that was left. Batches that another decoder than `decoder` made are not taken.
+    """
+
+    def __init__(self, agent: Agent, reopen: Callable[[Config], Agent], inbox: Inbox, strict: bool = False) -> None:
         self.agent, self._reopen, self.inbox, self.strict = agent, reopen, inbox, strict
         self.feeds: list[Feed] = []
         self._failures = 0
@@ -171,6 +180,7 @@ class Loop:
         self.failed = False
         self._again = self._calm = 0.0
         self._newest_http = 0
+        self.decoder: Decoder | None = None
 
     def _rewind(self) -> None:
         """Read the files from their committed positions on."""
@@ -236,7 +246,9 @@ class Loop:
             n = 1
             if jobs[0].batch is not None and not self._events:
                 n = next((i for i, j in enumerate(jobs) if j.batch is None), len(jobs))
-            group, jobs = jobs[:n], jobs[n:]
+            group, jobs = [j for j in jobs[:n] if not self._stale(j)], jobs[n:]
+            if not group:
+                continue
             try:
                 if self.failed and group[0].store:
                     raise http.Failed(self.agent.problem)
@@ -258,6 +270,13 @@ class Loop:
             else:
                 for job, result in zip(group, results, strict=True):
                     job.future.set_result(result)
+
+    def _stale(self, job: Job) -> bool:
+        """Refuse a batch that was decoded for a configuration of before."""
+        if job.batch is None or job.decoder is self.decoder:
+            return False
+        job.future.set_exception(http.Stale())
+        return True
 
     @staticmethod
     def _refuse(group: list[Job], e: Exception) -> None:
@@ -285,7 +304,7 @@ class Loop:
             old.decider.close()
             old.store.abandon()
         try:
-            fresh = self._reopen()
+            fresh = self._reopen(old.config)
             try:
                 with fresh.store.log.transaction():  # what can be read need not be writable
                     fresh.store.log.set_meta({"reopened": wall()})
@@ -297,12 +316,32 @@ class Loop:
             self._again = time.monotonic() + _RETRY
             self._say(e)
             return
-        # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
-        fresh.counters, fresh.timeline, fresh.told, fresh.exporter = old.counters, old.timeline, old.told, old.exporter
-        fresh.snapshot, fresh.problem = old.snapshot, old.problem
+        self._go_on_with(fresh)
+
+    def _go_on_with(self, fresh: Agent) -> None:
+        """Leave the agent for one that was opened after it."""
+        _inherit(fresh, self.agent)
         self.agent = fresh
         self._rewind()
         self.failed = False
+
+    def change(self, config: Config, who: str, reason: str) -> None:
+        """Go on with another configuration; raise StateError when that cannot be, and go on with the one before."""
+        before = self.agent
+        before.store.close()
+        try:
+            fresh = self._reopen(config)
+            try:
+                _inherit(fresh, before)
+                fresh.reloaded(who, reason)
+            except BaseException:
+                fresh.store.abandon()
+                raise
+        except BaseException:
+            self.failed = True
+            self._try_reopen()
+            raise
+        self._go_on_with(fresh)
 
     # Time.
 
@@ -455,6 +494,14 @@ class Loop:
         self._published = time.monotonic()
 
 
+def _inherit(fresh: Agent, old: Agent) -> None:
+    """Let an agent go on counting and telling where the one before it stopped."""
+    fresh.counters, fresh.timeline, fresh.told = old.counters, old.timeline, old.told
+    fresh.snapshot, fresh.problem = old.snapshot, old.problem
+    # The last rendering stays until the next one: a scrape in between must not see counters begin at 0 again.
+    fresh.exporter.snapshot, fresh.exporter.text = old.exporter.snapshot, old.exporter.text
+
+
 class Missing(LookupError):
     """What a command asks for does not exist."""
 
@@ -471,14 +518,46 @@ class Steps:
     left: Iterator[list[dict[str, Any]]]
 
 
-class Running:
-    """What the listeners ask; every answer is of the last snapshot or comes from the store's thread."""
+_OF_MEMORY = ("fresh", "policy", "proposals")
+"""Commands that are answered while the store fails."""
 
-    def __init__(self, loop: Loop, config: Config) -> None:
+
+class Running:
+    """What the listeners ask; every answer is of the last snapshot or comes from the store's thread.
+
+    `retime` is called with the seconds between two ticks when these change.
+    """
+
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.tokens = {"ingest": config.tokens.ingest, "decide": config.tokens.decide}
-        entry = loop.agent.http
-        self.source = http.HttpReceiver(loop.agent.decoder(), self.offer, entry.max_body) if entry else None
+        self.source: http.HttpReceiver | None = None
+        self.retime: Callable[[float], None] = lambda seconds: None
+        self._configure()
+
+    def _configure(self) -> None:
+        """Take from the agent's configuration what senders meet: tokens, and the decoder of their bodies."""
+        config, entry = self.loop.agent.config, self.loop.agent.http
+        self.tokens = {role: config.tokens.of(role) for role in TOKENS}
+        decoder = self.loop.decoder = self.loop.agent.decoder()
+        if entry is None:
+            self.source = None
+        elif self.source is None:
+            self.source = http.HttpReceiver(decoder, self.offer, entry.max_body)
+        else:
+            self.source.decoder, self.source.max_body = decoder, entry.max_body
+        self.loop.inbox.limit = (entry or HttpSource()).queue
+        for role in config.tokens.exposed:
+            path = config.tokens.files[role]
+            log.warning(
+                "tokens.%s: every user can read %s; chmod o-r it (Kubernetes: defaultMode 0440 of the secret)", role, path
+            )
+        self._say_configured(True)
+
+    def _say_configured(self, well: bool) -> None:
+        counters = self.loop.agent.counters
+        counters["scorewatch_config_reload_success", ()] = float(well)
+        if well:
+            counters["scorewatch_config_reload_timestamp_seconds", ()] = wall() / 1000
 
     @property
     def metrics(self) -> bytes:
@@ -510,9 +589,9 @@ class Running:
             self.loop.publish()
         return agent.snapshot
 
-    async def offer(self, batch: Batch) -> Receipt:
+    async def offer(self, batch: Batch, decoder: Decoder) -> Receipt:
         """Hand a batch to the store's thread and return its receipt after the commit."""
-        job = Job(Future(), batch=batch)
+        job = Job(Future(), batch=batch, decoder=decoder)
         if not self.loop.inbox.put(job):
             raise http.Busy(f"{self.loop.inbox.waiting} events wait to be stored")
         receipt: Receipt = await asyncio.wrap_future(job.future)
@@ -520,7 +599,7 @@ class Running:
 
     async def ask(self, command: str, **given: Any) -> Any:
         """Run a command in the store's thread."""
-        job = Job(Future(), call=lambda: getattr(self, f"_{command}")(**given), store=command not in ("fresh", "policy"))
+        job = Job(Future(), call=lambda: getattr(self, f"_{command}")(**given), store=command not in _OF_MEMORY)
         self.loop.inbox.put(job)
         return await asyncio.wrap_future(job.future)
 
@@ -548,6 +627,52 @@ class Running:
             testing.trial.end()
             raise http.Failed("the store was opened anew meanwhile; ask again")
         return agent.calibrated(testing, wait=False)
+
+    def _answer(self, proposal: int, approve: bool, who: str, reason: str) -> Any:
+        try:
+            return self.loop.agent.answer(proposal, approve, who, reason)
+        except PolicyError as e:
+            raise Impossible(str(e)) from None
+
+    def _proposals(self) -> Any:
+        return self.loop.agent.proposals()
+
+    def _decisions(self, name: str | None, limit: int, since: int) -> Any:
+        try:
+            return self.loop.agent.decisions(name, limit, since)
+        except PolicyError as e:
+            raise Missing(str(e)) from None
+
+    def _reload(self, who: str, reason: str) -> Any:
+        """Go on with what the configuration file says now; a wrong one changes nothing."""
+        from monitor.check import baselines
+
+        before = self.loop.agent.config
+        assert before.path is not None
+        try:
+            config = load(before.path, serving=True)
+            if wrong := fixed(before, config) + baselines(config, baseline_of)[1]:
+                raise ConfigError("\n".join(wrong))
+            self.loop.change(config, who, reason)
+        except (ConfigError, StateError) as e:
+            self._say_configured(False)
+            raise Impossible(str(e)) from None
+        self._configure()
+        if config.tick != before.tick:
+            self.retime(config.tick / 1000)
+        self.loop.publish()
+        # What the agent of before had was taken out of the collector's sight.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        log.info("the configuration was read anew: %s", before.path)
+        return {"path": str(config.path), "digest": config.digest}
+
+    def hang_up(self) -> None:
+        """Read the configuration anew, as SIGHUP asks for."""
+        job = Job(Future(), call=lambda: self._reload("SIGHUP", "SIGHUP"))
+        job.future.add_done_callback(_say_failure)
+        self.loop.inbox.put(job)
 
     def _policy(self, name: str, version: str | None) -> Any:
         try:
@@ -593,6 +718,11 @@ class Running:
         return self.loop.agent.all_months(name)
 
 
+def _say_failure(done: "Future[Any]") -> None:
+    if (e := done.exception()) is not None:
+        log.error("the configuration stays as it was: %s", e)
+
+
 def _bind(name: str, address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -610,13 +740,14 @@ def _bind(name: str, address: Address) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _ticking(loop: Loop, config: Config) -> Iterator[None]:
+def _ticking(loop: Loop, api: Running, config: Config) -> Iterator[None]:
     """Say that a tick is due every `tick` of the machine's time."""
     if config.clock != "wall":
         yield
         return
     timer = BackgroundScheduler(timezone="UTC", daemon=True)
-    timer.add_job(loop.due.set, "interval", seconds=config.tick / 1000, coalesce=True)
+    job = timer.add_job(loop.due.set, "interval", seconds=config.tick / 1000, coalesce=True)
+    api.retime = lambda seconds: job.reschedule("interval", seconds=seconds)
     timer.start()
     try:
         yield
@@ -631,10 +762,9 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     """
     listen = [_bind("api", config.api), _bind("metrics", config.metrics)]
     agent = Agent(config, version)
-    http_source = next((s for s in config.sources if isinstance(s, HttpSource)), HttpSource())
     clock = agent.clock if isinstance(agent.clock, WallClock) else None
-    loop = Loop(agent, lambda: Agent(config, version, clock=clock), Inbox(http_source.queue))
-    api = Running(loop, config)
+    loop = Loop(agent, lambda config: Agent(config, version, clock=clock), Inbox(HttpSource().queue))
+    api = Running(loop)
     gc.collect()
     gc.freeze()
 
@@ -642,6 +772,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, api.hang_up)
         serving = asyncio.create_task(serve([(api_app(api), listen[0]), (metrics_app(api), listen[1])], stop))
         await asyncio.sleep(0)
         started(*(_url(sock) for sock in listen))
@@ -650,7 +781,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     thread = threading.Thread(target=loop.run, name="scorewatch")
     thread.start()
     try:
-        with _ticking(loop, config):
+        with _ticking(loop, api, config):
             asyncio.run(main())
     finally:
         loop.stopping.set()
@@ -670,7 +801,7 @@ def replay(config: Config, version: str, item: Callable[[dict[str, Any]], None],
     """
     agent = Agent(config, version, durable)
     agent.timeline_days = days
-    loop = Loop(agent, lambda: Agent(config, version, durable), Inbox(1), strict=True)
+    loop = Loop(agent, lambda config: Agent(config, version, durable), Inbox(1), strict=True)
 
     def tell() -> None:
         while agent.timeline:

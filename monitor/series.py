@@ -211,6 +211,10 @@ SERIES: dict[str, Series] = {
     "scorewatch_store_failures_total": Series("counter", (), "Commits that failed; nothing of them was acknowledged."),
     "scorewatch_source_failures_total": Series("counter", ("source",), "Reads of a source that failed; they are tried again."),
     "scorewatch_action_failures_total": Series("counter", ("action",), "Actions and policy files that failed."),
+    "scorewatch_config_reload_success": Series(
+        "gauge", (), "0 when the configuration was last read anew and refused: the agent goes on with the one before. Else 1."
+    ),
+    "scorewatch_config_reload_timestamp_seconds": Series("gauge", (), "When the configuration that is in use was read."),
 }
 
 SLICE_ESTIMATES = ("flagged_share", "prevalence", "bias", "recall", "precision")

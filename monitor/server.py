@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import html
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -57,7 +58,9 @@ class Source(Protocol):
 class Api(Protocol):
     """What the listeners need of the program."""
 
-    tokens: dict[str, str | None]
+    @property
+    def tokens(self) -> Mapping[str, tuple[tuple[str, str], ...] | None]:
+        """Return (owner, token) of each token by what it is for, None where none is needed."""
 
     @property
     def source(self) -> Source | None:
@@ -108,15 +111,39 @@ async def _error(_: Request, e: Exception) -> Response:
     return json_response({"error": e.detail}, e.status_code, dict(e.headers or {}))
 
 
-def _allowed(api: Api, request: Request, token: str) -> None:
-    wanted = api.tokens.get(token)
-    if wanted is None:
-        return
+def _allowed(api: Api, request: Request, role: str) -> str | None:
+    """Return the owner of the token that a request has, None where it needs none."""
+    known = api.tokens[role]
+    if known is None:
+        return None
     given = request.headers.get("authorization", "")
     if not given.startswith("Bearer "):
-        raise HTTPException(401, f"send the {token} token as Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"})
-    if not secrets.compare_digest(given[7:].encode(), wanted.encode()):
-        raise problem(403, f"this is not the {token} token")
+        raise HTTPException(401, f"send the {role} token as Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"})
+    # All are compared, as digests of one length: the time it takes tells neither how much of a token is right nor whose.
+    digest = hashlib.sha256(given[7:].encode()).digest()
+    owners = [owner for owner, token in known if hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest)]
+    if not owners:
+        raise problem(403, f"this is not the {role} token")
+    return owners[0]
+
+
+async def _signed(api: Api, request: Request) -> tuple[dict[str, Any], str, str]:
+    """Return the JSON object of a request that decides something, who signs it, and why.
+
+    With a token that is the token's owner: nobody signs as another.
+    """
+    owner = _allowed(api, request, "decide")
+    body = await _body(request, 1 << 20)
+    try:
+        given = msgspec.json.decode(body or b"{}")
+        reason, who = given.get("reason") or "", given.get("who") or ""
+    except (msgspec.DecodeError, AttributeError):
+        raise problem(400, "send a JSON object") from None
+    if not isinstance(reason, str) or not reason.strip():
+        raise problem(400, 'say why: "reason" must be a text')
+    if not isinstance(who, str) or (owner is not None and who not in ("", owner)):
+        raise problem(400, '"who" must be a text' if owner is None else f'"who" is said by the token, which is that of {owner}')
+    return given, owner or who or "api", reason
 
 
 async def _body(request: Request, limit: int) -> bytes | None:
@@ -154,10 +181,8 @@ def api_app(api: Api) -> Starlette:
         return json_response(state_of(await api.fresh()))
 
     async def timeline(request: Request) -> Response:
-        since = request.query_params.get("since", "0")
-        if not since.isdecimal() or len(since) > 18:
-            raise problem(400, f"since must be a number, found {since!r}")
-        return json_response([item for item in api.timeline if item["seq"] >= int(since)])
+        since = _whole(request, "since", 0)
+        return json_response([item for item in api.timeline if item["seq"] >= since])
 
     def of_window(answer: Callable[[Snapshot, Version, dict[str, str]], dict[str, Any]]) -> Callable[..., Awaitable[Response]]:
         async def get(request: Request) -> Response:
@@ -213,21 +238,12 @@ def api_app(api: Api) -> Starlette:
 
     def change(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
-            _allowed(api, request, "decide")
-            body = await _body(request, 1 << 20)
-            try:
-                given = msgspec.json.decode(body or b"{}")
-                reason = given.get("reason") or ""
-            except (msgspec.DecodeError, AttributeError):
-                raise problem(400, "send a JSON object") from None
-            if not isinstance(reason, str) or not reason.strip():
-                raise problem(400, 'say why: "reason" must be a text')
+            given, who, reason = await _signed(api, request)
             threshold = given.get("threshold")
             if kind == "activate" and given.get("policy") is None and type(threshold) not in (int, float):
                 raise problem(400, 'send "threshold" (a number) or "policy" (a whole policy)')
             if not isinstance(given.get("version"), str | None):
                 raise problem(400, '"version" must be a text')
-            who = str(given.get("who") or "api")
             wanted = {"threshold": threshold, "policy": given.get("policy")} if kind == "activate" else {}
             name, version = request.path_params["model"], given.get("version")
             if kind == "calibrate":
@@ -235,6 +251,28 @@ def api_app(api: Api) -> Starlette:
             return json_response(await _ask(api, kind, name=name, version=version, who=who, reason=reason, **wanted))
 
         return post
+
+    async def proposals(_: Request) -> Response:
+        return json_response(await _ask(api, "proposals"))
+
+    async def answer(request: Request) -> Response:
+        given, who, reason = await _signed(api, request)
+        approve = given.get("approve")
+        if not isinstance(approve, bool):
+            raise problem(400, 'send "approve": true or false')
+        return json_response(
+            await _ask(api, "answer", proposal=request.path_params["id"], approve=approve, who=who, reason=reason)
+        )
+
+    async def decisions(request: Request) -> Response:
+        limit, since = _whole(request, "limit", 100), _whole(request, "since", 0)
+        if not 1 <= limit <= 1000:
+            raise problem(400, f"limit must be from 1 to 1000, found {limit}")
+        return json_response(await _ask(api, "decisions", name=request.path_params["model"], limit=limit, since=since))
+
+    async def reload(request: Request) -> Response:
+        _, who, reason = await _signed(api, request)
+        return json_response(await _ask(api, "reload", who=who, reason=reason))
 
     async def verify(request: Request) -> Response:
         _allowed(api, request, "decide")  # it reads every row
@@ -244,7 +282,11 @@ def api_app(api: Api) -> Starlette:
         return await _stream(api, "data")
 
     async def page(_: Request) -> Response:
-        return HTMLResponse(page_of(await api.fresh()))
+        try:
+            decided = await api.ask("decisions", name=None, limit=10, since=0)
+        except RuntimeError:  # the store fails, which is no reason to show nothing
+            decided = []
+        return HTMLResponse(page_of(await api.fresh(), decided, await api.ask("proposals")))
 
     routes = [
         Route("/", page),
@@ -254,11 +296,14 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/timeline", timeline),
         Route("/v1/verify", verify, methods=["POST"]),
         Route("/v1/data", data),
+        Route("/v1/proposals", proposals),
+        Route("/v1/proposals/{id:int}", answer, methods=["POST"]),
         Route("/v1/models/{model}/reliability", of_window(reliability_of)),
         Route("/v1/models/{model}/curves", of_window(curves_of)),
         Route("/v1/models/{model}/features", features),
         Route("/v1/models/{model}/alerts", alerts),
         Route("/v1/models/{model}/days", days),
+        Route("/v1/models/{model}/decisions", decisions),
         Route("/v1/models/{model}/classes", classes),
         Route("/v1/models/{model}/compare", compare),
         Route("/v1/models/{model}/audit", of_model("audit")),
@@ -268,6 +313,7 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/models/{model}/activate", change("activate"), methods=["POST"]),
         Route("/v1/models/{model}/rollback", change("rollback"), methods=["POST"]),
         Route("/v1/models/{model}/calibrate", change("calibrate"), methods=["POST"]),
+        Route("/-/reload", reload, methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _error})
 
@@ -293,6 +339,13 @@ async def _ask(api: Api, command: str, **given: Any) -> Any:
         raise problem(409, str(e)) from None
     except RuntimeError as e:
         raise problem(503, str(e)) from None
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise problem(400, f"{name} must be a number, found {text!r}")
+    return int(text)
 
 
 async def _stream(api: Api, command: str) -> Response:
@@ -509,8 +562,8 @@ small { color: #636c76 }
 """
 
 
-def page_of(s: Snapshot) -> str:
-    """Return the page: models, estimates and alerts as plain tables."""
+def page_of(s: Snapshot, decided: list[dict[str, Any]], proposals: list[dict[str, Any]]) -> str:
+    """Return the page: models, estimates, alerts, and what was decided or waits for a decision, as plain tables."""
     text = html.escape
     rows = []
     for v in s.versions:
@@ -531,6 +584,19 @@ def page_of(s: Snapshot) -> str:
     )
     none = "<tr><td colspan='6'>No alert is pending or firing.</td></tr>"
     empty = f"<tr><td colspan='{len(_COLUMNS) + 3}'>No events yet.</td></tr>"
+    waiting = "".join(
+        f"<tr><td>{p['proposal']}</td><td>{text(p['model'])} {text(p['version'])}</td>"
+        f"<td>{text(p['action'])} for {text(p['rule'])}</td><td>{p['at']}</td>"
+        f"<td><code>scorewatch approve {p['proposal']} --reason TEXT</code></td></tr>"
+        for p in proposals
+    )
+    decisions = "".join(
+        f"<tr><td>{d['at']}</td><td>{text(d['model'])} {text(d['version'])}</td><td>{d['kind'].replace('_', ' ')}</td>"
+        f"<td>{text(d.get('policy') or '–')}</td><td>{text(d['who'])}</td><td>{text(d['words'])}</td></tr>"
+        for d in decided
+    )
+    nothing = "<tr><td colspan='6'>Nothing was decided yet.</td></tr>"
+    asks = "<tr><th>proposal</th><th>model</th><th>what</th><th>since</th><th>to approve it (or --reject)</th></tr>"
     at = "before the first tick" if s.at is None else f"at {iso(s.at)}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">
@@ -540,6 +606,9 @@ def page_of(s: Snapshot) -> str:
 <table><tr><th>model</th><th>waiting</th><th>threshold</th>{head}</tr>{"".join(rows) or empty}</table>
 <h2>Alerts</h2>
 <table><tr><th>state</th><th>model</th><th>rule</th><th>severity</th><th>since</th><th>observed</th></tr>{alerts or none}</table>
+{f"<h2>Waiting for approval</h2><table>{asks}{waiting}</table>" if waiting else ""}
+<h2>Decisions</h2>
+<table><tr><th>when</th><th>model</th><th>what</th><th>policy</th><th>who</th><th>why</th></tr>{decisions or nothing}</table>
 </body></html>
 """
 

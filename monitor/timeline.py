@@ -94,5 +94,7 @@ def _text(item: dict[str, Any]) -> str:
     if kind == "answer":
         answer = "approved" if item["approved"] else "not approved"
         return f"  ◇ {at}  {who} proposal {item['proposal']} {answer} by {item['who']}: {item['reason']}"
+    if kind == "reload":
+        return f"  ◆ {at}  configuration read anew by {item['who']}: {item['reason']}"
     verb = "rolled back to" if kind == "rolled_back" else "activated"
     return f"  ◆ {at}  {who} {verb} policy {item['policy']} by {item['who']}: {item['reason']}"

@@ -126,7 +126,7 @@ SETTINGS = [
     ),
     (
         "api: host:8480\ntokens: {ingest: '', decide: a}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
     ),
     ("clock: utc", "clock: found 'utc'; write wall or events"),
     ("tick: 15", "tick: found 15; write 15s if seconds are meant, else a duration such as 12h or 7d"),
@@ -169,19 +169,19 @@ SETTINGS = [
         "sources[0].file.path: found '/base/a.csv', which is no file; write the path of a file or follow: true to wait for it",
     ),
     ("tokens: secret", "tokens: found a value that is no mapping; write a mapping with the keys ingest or decide"),
-    ("tokens: {ingest: 12}", "tokens.ingest: found a value that is no string; write the token in quotes, or env:NAME"),
+    ("tokens: {ingest: 12}", "tokens.ingest: found a value that is no string; write the token in quotes, env:NAME or file:PATH"),
     ("tokens: {ingst: a}", "tokens.ingst: found an unknown key; did you mean ingest?"),
     (
         "tokens: {ingest: 'se cret'}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
     ),
     (
         "tokens: {ingest: 'env:'}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, or env:NAME",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
     ),
     (
         "tokens: {ingest: '***'}",
-        "tokens.ingest: found '***', which only hides a token; write the token itself or env:NAME",
+        "tokens.ingest: found '***', which only hides a token; write the token itself, env:NAME or file:PATH",
     ),
     (
         "tokens: {decide: env:NOT_SET}",
@@ -646,7 +646,7 @@ waiting: {rows: 60M}
             FileSource(tmp_path / "old.csv.gz", "labels", False, "csv"),
             FileSource(Path("/data/odd.log"), "predictions", True, "csv"),
         ),
-        Tokens("from-env", "d", {"ingest": "INGEST"}),
+        Tokens((("ingest", "from-env"),), (("decide", "d"),), {"ingest": "INGEST"}),
         {"fraud": fraud, "*": Model("*")},
         "blake2b",
         60_000_000,
@@ -964,7 +964,7 @@ defaults: {{review: {{per_day: 1k}}}}
     assert "secret" not in describe(want, secrets=True)
     assert "literal" not in describe(want)
     assert errors(describe(want)) == (
-        "f.yaml: tokens.ingest: found '***', which only hides a token; write the token itself or env:NAME"
+        "f.yaml: tokens.ingest: found '***', which only hides a token; write the token itself, env:NAME or file:PATH"
     )
 
 

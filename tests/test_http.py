@@ -389,7 +389,7 @@ def test_what_a_receipt_says():
     """Held labels and ids to review are in the answer when there are some, and not otherwise."""
 
     def answer(receipt):
-        async def offer(batch):
+        async def offer(batch, decoder):
             return receipt
 
         made = asyncio.run(
@@ -832,7 +832,7 @@ def test_probes_and_the_page_answer(agent):
     a.post("predictions", [scored("a", version="<b>1</b>")])
     page = until(lambda: text if "&lt;b&gt;1&lt;/b&gt;" in (text := a.ask("/")[1]) else None)
     assert "<b>1</b>" not in page
-    assert page.count("<table>") == page.count("</table>") == 2
+    assert page.count("<table>") == page.count("</table>") == 3
     assert re.findall("<th>(model|waiting|threshold|prevalence|brier)</th>", page)[:3] == ["model", "waiting", "threshold"]
 
 

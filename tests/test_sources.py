@@ -40,7 +40,7 @@ def loop(tmp_path):
 
     def make(path, **kw):
         config = configured(tmp_path / "a", path, **kw)
-        made.append(Loop(Agent(config, "test"), lambda: Agent(config, "test"), Inbox(10_000)))
+        made.append(Loop(Agent(config, "test"), lambda changed: Agent(changed, "test"), Inbox(10_000)))
         return made[-1]
 
     yield make

@@ -26,6 +26,10 @@ class Failed(RuntimeError):
     """The store could not commit; nothing of the request is known to be taken."""
 
 
+class Stale(Exception):
+    """The batch was decoded for a configuration that is not in use any more; nothing of it was taken."""
+
+
 class TooLarge(Exception):
     """The body is larger than `max_body`."""
 
@@ -50,11 +54,14 @@ def inflate(body: bytes, limit: int) -> bytes:
 
 
 class HttpReceiver:
-    """`offer` takes a batch to the agent and returns its receipt after the commit; it raises Busy or Failed."""
+    """`offer` takes a batch to the agent and returns its receipt after the commit; it raises Busy, Failed or Stale.
+
+    `decoder` is replaced when the configuration is; bodies on their way are then decoded again.
+    """
 
     name = "http"
 
-    def __init__(self, decoder: Decoder, offer: Callable[[Batch], Awaitable[Receipt]], max_body: int) -> None:
+    def __init__(self, decoder: Decoder, offer: Callable[[Batch, Decoder], Awaitable[Receipt]], max_body: int) -> None:
         self.decoder, self.offer, self.max_body = decoder, offer, max_body
 
     async def receive(self, kind: str, content_type: str, encoding: str, body: bytes | None) -> Answer:
@@ -66,18 +73,25 @@ class HttpReceiver:
                 body = inflate(body, self.max_body)
             elif encoding not in ("", "identity"):
                 return refuse(415, "encoding", f"found Content-Encoding {encoding!r}; send gzip or none")
-            batch = decode(self.decoder, body, kind, content_type)
+            receipt = await self._offered(kind, content_type, body)
         except TooLarge:
             return refuse(413, "too_large", f"the body is larger than {self.max_body} bytes; send smaller batches")
         except ValueError as e:
             return refuse(400, "unreadable", str(e))
-        try:
-            receipt = await self.offer(batch)
         except Busy as e:
             return refuse(429, "busy", str(e))
         except Failed as e:
             return refuse(503, "store", str(e))
         return Answer(200, msgspec.json.encode(_json_of(receipt)))
+
+    async def _offered(self, kind: str, content_type: str, body: bytes) -> Receipt:
+        while True:
+            decoder = self.decoder
+            try:
+                return await self.offer(decode(decoder, body, kind, content_type), decoder)
+            except Stale:
+                if self.decoder is decoder:
+                    raise Failed("the configuration has no http source any more") from None
 
 
 def _json_of(receipt: Receipt) -> dict[str, Any]:
