@@ -25,6 +25,7 @@ from monitor.store import StateError
 if TYPE_CHECKING:
     from monitor.agent import Agent
     from monitor.core.power import Plan
+    from monitor.core.thresholds import Objective
 
 VERSION = version("scorewatch")
 
@@ -111,6 +112,30 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("model", metavar="MODEL")
         made.add_argument("--version", metavar="V", help="needed when several versions are live")
         made.add_argument("--reason", required=kind == "activate", default="by hand", metavar="TEXT")
+
+    threshold = add("threshold", _threshold, "Choose a threshold, and show what others would do.")
+    configured(threshold)
+    threshold.add_argument("model", metavar="MODEL")
+    threshold.add_argument("--version", metavar="V", help="needed when several versions have mature days")
+    data = threshold.add_mutually_exclusive_group()
+    data.add_argument("--baseline", type=Path, metavar="FILE", help="validation outcomes; default: the model's baseline")
+    data.add_argument("--live", action="store_true", help="the mature days of the agent, running or not")
+    threshold.add_argument("--days", type=int, default=28, metavar="N", help="with --live: so many (default: %(default)s)")
+    aim = threshold.add_mutually_exclusive_group()
+    aim.add_argument("--cost", metavar="MISSED:FALSE_ALARM", help="the least cost; default: what the configuration says")
+    aim.add_argument("--utility", metavar="TP:FP:FN:TN", help="the largest utility")
+    aim.add_argument("--capacity", type=float, metavar="PER_DAY", help="at most so many a day, from scores alone")
+    aim.add_argument("--min-recall", type=float, metavar="SHARE", help="the highest that keeps the recall with 95 %% confidence")
+    aim.add_argument("--precision-floor", type=float, metavar="SHARE", help="most hits at a precision, with 95 %% confidence")
+    aim.add_argument("--fpr-cap", type=float, metavar="SHARE", help="most hits at a false positive rate, with 95 %% confidence")
+    aim.add_argument("--f1", action="store_true", help="the largest F1")
+    aim.add_argument("--youden", action="store_true", help="the largest recall less false positive rate")
+    aim.add_argument("--fixed", type=float, metavar="T", help="this one")
+    threshold.add_argument("--policy", type=Path, metavar="FILE", help="scores as the calibrator of this policy serves them")
+    threshold.add_argument("--by", metavar="SEGMENT", help="values of this segment may have their own")
+    threshold.add_argument("--prevalence", type=float, metavar="SHARE", help="where it belongs at this prevalence")
+    threshold.add_argument("--out", type=Path, metavar="FILE", help="write the policy there, for `activate --policy`")
+    threshold.add_argument("--json", action="store_true", help="one JSON object")
 
     calibrate = add("calibrate", _calibrate, "Try calibrators on mature days; one that wins waits for `approve`.")
     configured(calibrate)
@@ -295,6 +320,74 @@ def _reload(args: argparse.Namespace) -> int:
         raise ValueError(f"no agent listens on {config.api}; its start will read {args.config}")
     print(f"the agent goes on with {args.config}")
     return 0
+
+
+def _threshold(args: argparse.Namespace) -> int:
+    from monitor import choose, data
+    from monitor.core.policy import IDENTITY, from_json
+    from monitor.watched import read_baseline
+
+    config = load(args.config)
+    model = config.models.get(args.model)
+    if model is None:
+        raise ConfigError(f"{args.config}: models has no {args.model!r}; it has {', '.join(config.models)}")
+    objective = _objective(args) or model.objective
+    if objective is None:
+        raise ConfigError(
+            f"{args.config}: models.{args.model}.threshold: found no objective; write one, or give --cost or another"
+        )
+    made = from_json(args.policy.read_text()) if args.policy else None
+    path = args.baseline or model.baseline
+    if args.live:
+        lines = _streamed(_url(config.api), None, "/v1/data", None)
+        if lines is None:
+            with _stopped(config) as agent:
+                lines = iter([json.dumps(line).encode() for day in agent.export() for line in day])
+        version, days = data.days_of(lines, args.model, args.version)
+        of = choose.of_days(args.model, version, days, args.days)
+    elif path is not None:
+        of = choose.of_baseline(read_baseline(path), str(path))
+    else:
+        raise ConfigError(f"{args.config}: models.{args.model}.baseline: found nothing; write a baseline, or give --live")
+    calibrator = IDENTITY if made is None else made.calibrator
+    said = choose.found(
+        of, objective, calibrator, args.by or model.by, made.threshold if made else model.threshold, args.prevalence
+    )
+    if args.out:
+        args.out.write_text(choose.policy_of(said))
+    if args.json:
+        print(json.dumps(said))
+        return 0
+    print("\n".join(choose.lines(said)))
+    given = f"--policy {args.out}" if args.out else f"--threshold {said['chosen']['threshold']!r}"
+    print(f'\nscorewatch activate {args.model} {given} --reason "{objective.name} of {of.source}"')
+    return 0
+
+
+def _objective(args: argparse.Namespace) -> "Objective | None":
+    """Return what the command line says a threshold is for."""
+    from monitor.core.thresholds import Objective, cost
+
+    def numbers(text: str, names: str) -> list[float]:
+        try:
+            found = [float(x) for x in text.split(":")]
+        except ValueError:
+            found = []
+        if len(found) != names.count(":") + 1:
+            raise ConfigError(f"found {text!r}; write {names}, such as {'10:1' if names.count(':') == 1 else '5:-2:-6:0'}")
+        return found
+
+    if args.cost:
+        return cost(*numbers(args.cost, "MISSED:FALSE_ALARM"))
+    if args.utility:
+        tp, fp, fn, tn = numbers(args.utility, "TP:FP:FN:TN")
+        return Objective("utility", utility=(tp, fp, fn, tn))
+    if args.f1 or args.youden:
+        return Objective("f1" if args.f1 else "youden")
+    for name in ("capacity", "min_recall", "precision_floor", "fpr_cap", "fixed"):
+        if getattr(args, name) is not None:
+            return Objective(name, getattr(args, name))
+    return None
 
 
 def _calibrate(args: argparse.Namespace) -> int:

@@ -40,6 +40,35 @@ def export(watched: Iterable[Watched]) -> Iterator[list[dict[str, Any]]]:
             yield [{**head, "slice": name, **read, **to_dict(t)} for name, t in tables.items()]
 
 
+class Days(NamedTuple):
+    """Closed days of a version by slice, and what no label means by verdict."""
+
+    rules: tuple[LabelRule, ...]
+    tables: dict[int, dict[str, Table]]
+
+
+def days_of(lines: Iterable[bytes], model: str, version: str | None) -> tuple[str, Days]:
+    """Return (version, its closed days) from the lines of `export`; raise ValueError when there are none, or several versions."""
+    found: dict[str, Days] = {}
+    for text in lines:
+        line = json.loads(text)
+        if line["model"] == model and version in (None, line["version"]):
+            days = found.setdefault(line["version"], Days(_rules(line), {}))
+            days.tables.setdefault(_day(line), {})[line["slice"]] = from_dict(line)
+    if len(found) != 1:
+        raise ValueError(f"say which version of {model}: {', '.join(found)}" if found else f"{model} has no mature day yet")
+    return next(iter(found.items()))
+
+
+def _rules(line: dict[str, Any]) -> tuple[LabelRule, ...]:
+    given = (line["labels"]["verdicts"][v] for v in VERDICTS)
+    return tuple(LabelRule("unknown", never=True) if v == "never" else LabelRule(v) for v in given)
+
+
+def _day(line: dict[str, Any]) -> int:
+    return int(np.datetime64(line["day"], "D").astype(np.int64))
+
+
 class Part(NamedTuple):
     """What a file held of a slice: days of versions, and rows."""
 
@@ -93,9 +122,7 @@ class Merged:
                 raise ValueError(
                     f"{name} {line[name]!r}, this version reads {ours}; export it with the same version of Scorewatch"
                 )
-        verdicts = line["labels"]["verdicts"]
-        given = (verdicts[v] for v in VERDICTS)
-        rules = tuple(LabelRule("unknown", never=True) if v == "never" else LabelRule(v) for v in given)
+        rules = _rules(line)
         here = {name: line[name] for name in ("labels", "margins")}
         said, _, where = self.read.setdefault(line["model"], (here, rules, path))
         for name in here:
@@ -103,7 +130,7 @@ class Merged:
                 raise ValueError(f"{name} of {line['model']} are {here[name]}, in {where} {said[name]}; they cannot be added")
         if line["slice"] != self.slice:
             return EMPTY
-        day = int(np.datetime64(line["day"], "D").astype(np.int64))
+        day = _day(line)
         days = self.days.setdefault((line["model"], line["version"]), {})
         table = from_dict(line)
         days[day] = days.get(day, EMPTY) + table

@@ -156,7 +156,11 @@ class Served:
                 given = from_json(json.dumps(policy))
             except ValueError as e:
                 raise PolicyError(str(e)) from None
-            chosen = replace(given, checksum=given.checksum or checksum(given))
+            if given.id:
+                chosen = replace(given, checksum=given.checksum or checksum(given))
+            else:
+                undo = given.undo or self.model(name).undo
+                chosen = self.draft(name, version, at, lambda ident: replace(given, id=ident, undo=undo))
         elif threshold is not None and 0.0 <= threshold <= 1.0:
             chosen = self._next(name, version, threshold, {"who": who, "reason": reason, "at": at})
         else:

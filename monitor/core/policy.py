@@ -247,13 +247,14 @@ def _next(served: Floats, threshold: float) -> float:
 def from_json(text: str) -> Policy:
     """Return the policy that `to_json` wrote; raise ValueError when a field is missing, unknown or does not fit the others.
 
-    `bands` may be left out: they follow from the rest.
+    `bands` may be left out: they follow from the rest. A policy without an id gets one when it is activated.
     """
     body = json.loads(text)
     try:
         undo = tuple(Limit(**limit) for limit in body.pop("undo"))
         said, checksum = body.pop("bands", None), body.pop("checksum", "")
         review = None if (band := body.pop("review", None)) is None else (float(band[0]), float(band[1]))
+        body.setdefault("id", "")
         given = {name: body.pop(name) for name in ("id", "model", "version", "thresholds", "calibrator", "provenance")}
         abstain = body.pop("abstain", None)
         if body:
