@@ -1,4 +1,4 @@
-"""Fitting calibrators to outcomes: what should be served instead of the model's score."""
+"""Calibrators from outcomes: which map from the model's score to the one that is served fits them best."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,80 +6,87 @@ from dataclasses import dataclass
 import numpy as np
 
 from monitor.core.events import Floats, Ints
-from monitor.core.metrics.counts import logs
+from monitor.core.intervals import effective
+from monitor.core.metrics.counts import classes, logs, rows, size
 from monitor.core.metrics.decomposition import pool
 from monitor.core.metrics.fit import fit_line, fit_offset
-from monitor.core.policy import Calibrator, check
+from monitor.core.metrics.ranking import by_bin, starts
+from monitor.core.policy import Calibrator, check, expit
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS, EDGES
+from monitor.core.tables import EDGES, TINY
 
-_STEPS, _CLOSE = 100, 1e-9
-_BINS = 10
+STEPS, HALVINGS = 100, 40
+BINS_OF_MASS = 10
 """The histogram has so many bins of equal mass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kind of calibrator: how it is fitted, and how many rows and positives it takes to try it."""
+    """How a kind of calibrator is fitted, how many rows and outcomes of each class it takes, and how many numbers it fits.
+
+    There must be as many negatives as `positives`. The numbers of isotonic regression are not fixed: `parameters` is about what
+    it has at the least rows.
+    """
 
     fit: Callable[[Reading], Calibrator | str]
     rows: int
     positives: int
-
-
-def logistic(columns: Floats, n: Floats, pos: Floats, first: Floats) -> Floats | None:
-    """Return the most likely coefficients of logit P(positive) = sum of the columns (k, cells), None where none are found.
-
-    Newton's steps from the `first` ones, each halved until the likelihood does not fall.
-    """
-    beta, value = first, _likelihood(first @ columns, n, pos)
-    for _ in range(_STEPS):
-        p = 0.5 * np.tanh(0.5 * (beta @ columns)) + 0.5
-        information = (columns * (n * p * (1 - p))) @ columns.T
-        try:
-            step = np.linalg.solve(information, columns @ (pos - n * p))
-        except np.linalg.LinAlgError:
-            return None
-        for half in range(30):
-            tried = beta + step / 2**half
-            reached = _likelihood(tried @ columns, n, pos)
-            if reached >= value:
-                break
-        else:
-            return beta
-        beta, gained, value = tried, reached - value, reached
-        if gained < _CLOSE:
-            return beta if np.isfinite(beta).all() else None
-    return None
+    parameters: int
 
 
 def _likelihood(z: Floats, n: Floats, pos: Floats) -> float:
+    """Return the log-likelihood of positives among n with these logits."""
     return float(pos @ z - n @ np.logaddexp(0.0, z))
 
 
-def _kept(reading: Reading) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return ln(1 - p), ln p, rows and positives by cell."""
-    against, towards = logs(reading)
-    return against, towards, reading.neg + reading.pos, reading.pos
+def logistic(columns: Floats, reading: Reading, first: Floats) -> Floats | str:
+    """Return the most likely b of logit P(positive) = b @ columns, searched from a first one, or why there is none.
+
+    Columns have shape (k, cells). Newton's steps, each halved until the likelihood does not fall. Where outcomes are separable
+    the likelihood has no maximum, and what is returned is only far out: the caller looks for that.
+    """
+    n, pos, b = classes(reading).sum(axis=0), reading.pos, first
+    now = _likelihood(b @ columns, n, pos)
+    for _ in range(STEPS):
+        p = expit(b @ columns)
+        gradient, information = columns @ (pos - n * p), (columns * (n * p * (1 - p))) @ columns.T
+        if np.linalg.det(information) <= TINY * information.diagonal().prod():
+            return "no_fit"
+        step: Floats = np.linalg.solve(information, gradient)
+        # Half of this is what the likelihood still gains; the step that is taken leaves about the square of it.
+        gain = float(step @ gradient)
+        for _ in range(HALVINGS):
+            if (reached := _likelihood((b + step) @ columns, n, pos)) >= now:
+                break
+            step = step / 2
+        else:
+            return b  # what is likelier cannot be told apart from it
+        b, now = b + step, reached
+        if gain < 1e-6:
+            return b
+    return "no_fit"
 
 
 def _temperature(reading: Reading) -> Calibrator | str:
-    """Return the t of logit p / t that is most likely (Guo et al. 2017)."""
-    against, towards, n, pos = _kept(reading)
-    found = logistic((towards - against)[None], n, pos, np.ones(1))
-    if found is None:
-        return "no_fit"
+    """Return the most likely t of logit p / t (Guo et al., ICML 2017)."""
+    against, towards = logs(reading)
+    x = towards - against
+    if not (reading.pos[x < 0].any() or reading.neg[x > 0].any()):
+        return "separable"  # the smaller t the likelier
+    found = logistic(x[None], reading, np.ones(1))
+    if isinstance(found, str):
+        return found
     return {"kind": "temperature", "t": 1 / float(found[0])} if found[0] > 0 else "not_monotone"
 
 
 def _offset(reading: Reading) -> Calibrator | str:
-    """Return the a of logit p + a that is most likely."""
+    """Return the most likely a of logit p + a: what another prevalence, or classes weighted in training, do to scores."""
     found = fit_offset(reading)
     return found if isinstance(found, str) else {"kind": "offset", "a": found.intercept}
 
 
 def _platt(reading: Reading) -> Calibrator | str:
-    """Return the a and b of a + b logit p that are most likely (Platt 1999)."""
+    """Return the most likely a and b of a + b logit p (Platt 1999)."""
     found = fit_line(reading)
     if isinstance(found, str):
         return found
@@ -87,78 +94,90 @@ def _platt(reading: Reading) -> Calibrator | str:
 
 
 def _beta(reading: Reading) -> Calibrator | str:
-    """Return the a, b and c of c + a ln p - b ln(1 - p) that are most likely with a and b at least 0.
+    """Return the most likely a, b and c of c + a ln p - b ln(1 - p) with a and b not below 0.
 
-    A coefficient that comes out below 0 is left out. Kull, Silva Filho and Flach, AISTATS 2017.
+    One that comes out below 0 is left out (Kull, Silva Filho and Flach, Electronic Journal of Statistics 11 (2017), 5052-5080):
+    the likelihood has one peak, so the best place that is allowed is then where it is 0.
     """
-    against, towards, n, pos = _kept(reading)
-    columns, use = np.stack((towards, -against, np.ones(len(n)))), np.ones(3, bool)
-    for _ in range(2):
-        found = logistic(columns[use], n, pos, np.array([1.0, 1.0, 0.0])[use])
-        if found is None:
-            return "no_fit"
-        whole = np.zeros(3)
-        whole[use] = found
-        a, b, c = whole
-        if min(a, b) >= 0:
-            return {"kind": "beta", "a": float(a), "b": float(b), "c": float(c)} if max(a, b) > 0 else "not_monotone"
-        use &= np.array([a > 0, b > 0, True])
+    if fit_line(reading) == "separable":
+        return "separable"
+    against, towards = logs(reading)
+    columns, use, found = np.stack((towards, -against, np.ones(len(towards)))), np.array([True, True, True]), np.zeros(3)
+    while use[:2].any():
+        fitted = logistic(columns[use], reading, np.array([1.0, 1.0, 0.0])[use])
+        if isinstance(fitted, str):
+            return fitted
+        found[:], found[use] = 0.0, fitted
+        if (found[:2] >= 0).all():
+            return {"kind": "beta"} | dict(zip("abc", found.tolist(), strict=True))
+        use[:2] &= found[:2] > 0
     return "not_monotone"
 
 
-def _steps(kind: str, first: Ints, n: Floats, pos: Floats) -> Calibrator:
-    """Return steps from grid bins on, each the share of its positives with half a row of either class more."""
-    values = np.maximum.accumulate((pos + 0.5) / (n + 1.0)) if kind == "isotonic" else (pos + 0.5) / (n + 1.0)
-    return {"kind": kind, "edges": [0.0, *EDGES[first[1:]].tolist()], "values": values.tolist()}
+def _steps(kind: str, reading: Reading, bins: Ints, pos: Floats, n: Floats) -> Calibrator:
+    """Return the calibrator that serves shares of positives from each of the grid's bins on.
 
-
-def _by_bin(reading: Reading) -> tuple[Ints, Floats, Floats]:
-    """Return the grid bins that have rows, their rows and their positives."""
-    n = np.bincount(reading.bin, reading.neg + reading.pos, BINS)
-    there = np.flatnonzero(n)
-    pos = np.bincount(reading.bin, reading.pos, BINS).astype(np.float64)
-    return there.astype(np.int64), n[there].astype(np.float64), pos[there]
+    A share of 0 or 1 would claim certainty, and one wrong row would cost an infinite log loss. So each step gets one row more, of
+    which the prevalence is positive: no share is at an end then, and their mean stays what it is. Steps that change places by
+    that, which are steps of few rows, are pooled again.
+    """
+    one = rows(reading) / size(reading)
+    k, m, first = pool(pos + one * reading.pos.sum() / rows(reading), n + one)
+    return {"kind": kind, "edges": [0.0, *EDGES[bins[first[1:]]].tolist()], "values": (k / m).tolist()}
 
 
 def _histogram(reading: Reading) -> Calibrator | str:
-    """Return the share of positives in bins of equal mass (Zadrozny and Elkan 2001), where it rises from bin to bin."""
-    there, n, pos = _by_bin(reading)
-    of = np.minimum((n.cumsum() - n / 2) / n.sum() * _BINS, _BINS - 1).astype(np.int64)
-    _, first = np.unique(of, return_index=True)
-    made = _steps("histogram", there[first], np.add.reduceat(n, first), np.add.reduceat(pos, first))
-    return "not_monotone" if check(made) else made
+    """Return shares of positives in bins of equal mass, where these do not fall (Zadrozny and Elkan, ICML 2001)."""
+    bins, (neg, pos) = reading.bin[starts(reading)], by_bin(reading)
+    n = neg + pos
+    of = ((n.cumsum() - n / 2) * (BINS_OF_MASS / n.sum())).astype(np.int64)
+    first = np.unique(of, return_index=True)[1]
+    pos, n = np.add.reduceat(pos, first), np.add.reduceat(n, first)
+    return "not_monotone" if (np.diff(pos / n) < 0).any() else _steps("histogram", reading, bins[first], pos, n)
 
 
 def _isotonic(reading: Reading) -> Calibrator | str:
-    """Return isotonic regression (Zadrozny and Elkan 2002) on the bins of the grid, its steps kept away from 0 and 1."""
-    there, n, pos = _by_bin(reading)
-    k, m, first = pool(pos, n)
-    made = _steps("isotonic", there[first], m, k)
-    return "not_monotone" if check(made) else made
+    """Return the most likely map that never falls, by the bins of the grid (Zadrozny and Elkan, KDD 2002)."""
+    bins, (neg, pos) = reading.bin[starts(reading)], by_bin(reading)
+    k, n, first = pool(pos, neg + pos)
+    return _steps("isotonic", reading, bins[first], k, n)
 
 
 CANDIDATES: Mapping[str, Candidate] = {
-    "temperature": Candidate(_temperature, 300, 30),
-    "offset": Candidate(_offset, 300, 30),
-    "platt": Candidate(_platt, 500, 50),
-    "beta": Candidate(_beta, 1_000, 100),
-    "histogram": Candidate(_histogram, 2_000, 150),
-    "isotonic": Candidate(_isotonic, 3_000, 300),
+    "temperature": Candidate(_temperature, 300, 30, 1),
+    "offset": Candidate(_offset, 300, 30, 1),
+    "platt": Candidate(_platt, 500, 50, 2),
+    "beta": Candidate(_beta, 1_000, 100, 3),
+    "histogram": Candidate(_histogram, 2_000, 150, BINS_OF_MASS),
+    "isotonic": Candidate(_isotonic, 3_000, 300, 25),
 }
 """Every kind that is tried, the simplest first."""
 
 
 def fit(kind: str, reading: Reading) -> Calibrator | str:
-    """Return the calibrator of a kind that fits the outcomes best, or a code of `reasons` that says why there is none."""
+    """Return the calibrator of a kind that fits the outcomes best, or a code of `reasons` that says why there is none.
+
+    It is one that `policy.check` lets pass. Of weighted rows the numbers that count are effective ones.
+    """
     candidate = CANDIDATES[kind]
-    n, pos = float((reading.neg + reading.pos).sum()), float(reading.pos.sum())
     if reading.reason:
         return reading.reason
-    if not 0 < pos < n:
+    neg, pos = _seen(reading)
+    if not neg or not pos:
         return "one_class"
-    if reading.clipped >= n:
+    if reading.clipped >= rows(reading):
         return "degenerate"
-    if n < candidate.rows or pos < candidate.positives:
+    if size(reading) < candidate.rows:
         return "low_n"
+    if min(neg, pos) < candidate.positives:
+        return "few_positives" if pos < candidate.positives else "few_negatives"
     found = candidate.fit(reading)
     return found if isinstance(found, str) or not check(found) else "not_monotone"
+
+
+def _seen(reading: Reading) -> tuple[float, float]:
+    """Return how many negatives and positives there are, of weighted ones the effective numbers."""
+    sums = classes(reading).sum(axis=1)
+    if reading.spread is not None:
+        sums = effective(sums, reading.spread[:2].sum(axis=1))
+    return float(sums[0]), float(sums[1])

@@ -111,9 +111,15 @@ DECIDED = {
 }
 
 CHOSEN = {
-    "few_positives": "Fewer than 300 positives: what is kept is honest but cautious, and a person should look first.",
+    "wide_bound": "Fewer than 300 positives: what is kept is honest but cautious, and a person should look first.",
     "few_rows": "Fewer than 5,000 rows: the best threshold of a sample is some percent off the best one.",
     "no_choice": "No threshold keeps the target with a confidence of 95 %.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN
+FITTED = {
+    "few_positives": "There are fewer positives than this kind of calibrator takes.",
+    "few_negatives": "There are fewer negatives than this kind of calibrator takes.",
+    "not_monotone": "What fits best does not rise with the score, so it would not keep the order of the rows.",
+}
+
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED
