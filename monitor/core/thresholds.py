@@ -192,7 +192,7 @@ def choose(
 
 
 def _few(made: _Table, reading: Reading) -> str:
-    return "few_positives" if made.positives * _counts(reading)[0] < POSITIVES else ""
+    return "wide_bound" if made.positives * _counts(reading)[0] < POSITIVES else ""
 
 
 def _at_least(made: _Table, threshold: float) -> Choice:

@@ -102,7 +102,7 @@ def test_a_recall_is_kept(table, positives):
         found = choose(Objective("min_recall", 0.9), known(table(expit(x), y)))
         true = float(ndtr(2 - np.log(found.threshold / (1 - found.threshold))))
         missed, cautious = missed + (true < 0.9), cautious + true
-        assert found.reason == ("" if positives >= 300 else "few_positives")
+        assert found.reason == ("" if positives >= 300 else "wide_bound")
     assert missed <= 28
     assert cautious / 400 < {100: 0.96, 300: 0.94, 1_000: 0.92}[positives]
 
@@ -137,7 +137,7 @@ def test_why_there_is_no_choice(table):
     assert choose(cost(1, 1), one) == "one_class"
     assert choose(Objective("f1"), known(EMPTY)) == "no_events"
     assert choose(Objective("fixed", 0.3), known(EMPTY)).threshold == EDGES[np.searchsorted(EDGES, 0.3)]
-    assert {"one_class", "no_events", "no_choice", "few_rows", "few_positives"} <= REASONS.keys()
+    assert {"one_class", "no_events", "no_choice", "few_rows", "wide_bound"} <= REASONS.keys()
 
 
 def test_slices(table):
