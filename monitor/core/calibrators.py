@@ -39,13 +39,14 @@ def _likelihood(z: Floats, n: Floats, pos: Floats) -> float:
     return float(pos @ z - n @ np.logaddexp(0.0, z))
 
 
-def logistic(columns: Floats, reading: Reading, first: Floats) -> Floats | str:
-    """Return the most likely b of logit P(positive) = b @ columns, searched from a first one, or why there is none.
+def logistic(columns: Floats, reading: Reading) -> Floats | str:
+    """Return the most likely b of logit P(positive) = b @ columns, shape (k,), or why there is none; columns are (k, cells).
 
-    Columns have shape (k, cells). Newton's steps, each halved until the likelihood does not fall. Where outcomes are separable
-    the likelihood has no maximum, and what is returned is only far out: the caller looks for that.
+    Newton's steps, each halved until the likelihood does not fall. They begin with 0, where every row has a weight: with the
+    scores as they are, those near 0 and 1 have none. Where outcomes are separable the likelihood has no maximum, and what is
+    returned is only far out: the caller looks for that.
     """
-    n, pos, b = classes(reading).sum(axis=0), reading.pos, first
+    n, pos, b = classes(reading).sum(axis=0), reading.pos, np.zeros(len(columns))
     now = _likelihood(b @ columns, n, pos)
     for _ in range(STEPS):
         p = expit(b @ columns)
@@ -73,7 +74,7 @@ def _temperature(reading: Reading) -> Calibrator | str:
     x = towards - against
     if not (reading.pos[x < 0].any() or reading.neg[x > 0].any()):
         return "separable"  # the smaller t the likelier
-    found = logistic(x[None], reading, np.ones(1))
+    found = logistic(x[None], reading)
     if isinstance(found, str):
         return found
     return {"kind": "temperature", "t": 1 / float(found[0])} if found[0] > 0 else "not_monotone"
@@ -87,10 +88,15 @@ def _offset(reading: Reading) -> Calibrator | str:
 
 def _platt(reading: Reading) -> Calibrator | str:
     """Return the most likely a and b of a + b logit p (Platt 1999)."""
-    found = fit_line(reading)
+    line = fit_line(reading)
+    if line == "no_fit":
+        against, towards = logs(reading)
+        found = logistic(np.stack((np.ones(len(towards)), towards - against)), reading)
+    else:
+        found = line if isinstance(line, str) else np.array(line[:2])
     if isinstance(found, str):
         return found
-    return {"kind": "platt", "a": found.intercept, "b": found.slope} if found.slope > 0 else "not_monotone"
+    return {"kind": "platt", "a": float(found[0]), "b": float(found[1])} if found[1] > 0 else "not_monotone"
 
 
 def _beta(reading: Reading) -> Calibrator | str:
@@ -104,7 +110,7 @@ def _beta(reading: Reading) -> Calibrator | str:
     against, towards = logs(reading)
     columns, use, found = np.stack((towards, -against, np.ones(len(towards)))), np.array([True, True, True]), np.zeros(3)
     while use[:2].any():
-        fitted = logistic(columns[use], reading, np.array([1.0, 1.0, 0.0])[use])
+        fitted = logistic(columns[use], reading)
         if isinstance(fitted, str):
             return fitted
         found[:], found[use] = 0.0, fitted
@@ -117,12 +123,11 @@ def _beta(reading: Reading) -> Calibrator | str:
 def _steps(kind: str, reading: Reading, bins: Ints, pos: Floats, n: Floats) -> Calibrator:
     """Return the calibrator that serves shares of positives from each of the grid's bins on.
 
-    A share of 0 or 1 would claim certainty, and one wrong row would cost an infinite log loss. So each step gets one row more, of
-    which the prevalence is positive: no share is at an end then, and their mean stays what it is. Steps that change places by
-    that, which are steps of few rows, are pooled again.
+    A share of 0 or 1 would claim certainty, and one wrong row would cost an infinite log loss. So each step gets half a row of
+    either class more; of weighted rows, half a mean one. Steps that change places by that, which have few rows, are pooled again.
     """
-    one = rows(reading) / size(reading)
-    k, m, first = pool(pos + one * reading.pos.sum() / rows(reading), n + one)
+    half = 0.5 * rows(reading) / size(reading)
+    k, m, first = pool(pos + half, n + 2 * half)
     return {"kind": kind, "edges": [0.0, *EDGES[bins[first[1:]]].tolist()], "values": (k / m).tolist()}
 
 

@@ -1,15 +1,26 @@
 """Calibrators against scikit-learn, the shared vectors and simulation."""
 
 import json
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from monitor.core.calibrators import CANDIDATES, fit
-from monitor.core.policy import apply, expit, logit
-from monitor.core.readings import known
-from tests.rows import VECTORS
+from monitor.core.policy import apply, check, expit, from_json, logit, policy
+from monitor.core.readings import LabelRule, known, mature
+from monitor.core.reasons import REASONS
+from monitor.core.tables import EDGES
+from tests.rows import VECTORS, table_of
+
+NEAR_ENDS = (0.0, 5e-324, 1e-300, 1e-300 * (1 + 1e-16), 1e-17, 0.5, 1 - 1e-16, 1.0)
+FINE = np.unique(np.concatenate((np.linspace(0, 1, 10_001), NEAR_ENDS, EDGES)))
 
 
 def _world(rng, n, a=0.0, b=1.0):
@@ -47,3 +58,146 @@ def test_logits_are_the_most_likely_ones(table, a, b):
     assert fit("temperature", r)["t"] == pytest.approx(1 / line.coef_[0, 0], abs=1e-4)
     served = apply(fit("offset", r), r.score)
     assert served @ r.n == pytest.approx(r.pos.sum(), abs=1e-2)
+
+
+@pytest.mark.parametrize(("a", "b", "out"), [(1, 1, ""), (0.6, 1.4, ""), (-0.3, 1.5, "a"), (1.5, -0.3, "b")])
+def test_beta_is_the_most_likely_one_of_those_that_rise(table, a, b, out):
+    """Beta calibration finds what a search bounded by 0 finds, one parameter at 0 where the truth is below it."""
+    rng = np.random.default_rng(7)
+    score = rng.beta(2, 2, 4_000)
+    r = known(table(score, (rng.random(4_000) < expit(a * np.log(score) - b * np.log1p(-score))).astype(np.int8)))
+    z = np.stack((np.log(r.score), -np.log1p(-r.score), np.ones(len(r.n))))
+
+    def lost(w):
+        return r.n @ np.logaddexp(0, w @ z) - r.pos @ (w @ z)
+
+    search = minimize(lost, [1, 1, 0], bounds=[(0, None), (0, None), (None, None)], tol=1e-12)
+    found = fit("beta", r)
+    assert [name for name in "ab" if found[name] == 0] == list(out)
+    assert lost(np.array([found[name] for name in "abc"])) <= search.fun + 1e-4
+
+
+def test_isotonic_is_pool_adjacent_violators(table):
+    """Of very many rows isotonic regression serves what scikit-learn's does on the bins of the grid, up to the row added."""
+    r = known(table(*_world(np.random.default_rng(3), 4_000)))
+    many = replace(r, n=r.n * 1e7, neg=r.neg * 1e7, pos=r.pos * 1e7)
+    bins = np.unique(r.bin)
+    n, k = (np.bincount(r.bin, x)[bins] for x in (r.n, r.pos))
+    want = IsotonicRegression().fit(bins, k / n, n).predict(bins)
+    assert apply(fit("isotonic", many), r.score) == pytest.approx(want[np.searchsorted(bins, r.bin)], abs=1e-6)
+    served = np.array(fit("isotonic", r)["values"])
+    assert 0 < served[0] < served[-1] < 1
+
+
+def test_a_row_alone_at_the_end_does_not_set_the_rest(table):
+    """A single negative below thousands of rows of which few are positive is served about what these are, not a quarter."""
+    score, y = np.repeat([0.05, 0.1, 0.9], [1, 4_000, 500]), np.repeat([0, 1, 0, 1, 0], [1, 40, 3_960, 400, 100])
+    assert apply(fit("isotonic", known(table(score, y))), np.array([0.05, 0.1])) == pytest.approx(0.01, abs=1e-3)
+
+
+def test_histogram_has_bins_of_equal_mass(table):
+    """Ten bins of about equal mass serve their shares; where a share falls there is no histogram, equal ones are one step."""
+    score = np.linspace(0.005, 0.995, 5_000)
+    rises = (np.arange(5_000) % 100 < np.repeat(np.arange(5, 100, 10), 500)).astype(np.int8)
+    found = fit("histogram", known(table(score, rises)))
+    assert found["edges"] == pytest.approx(np.arange(10) / 10, abs=0.01)
+    assert found["values"] == pytest.approx(np.arange(5, 100, 10) / 100, abs=0.01)
+    assert fit("histogram", known(table(score, np.where(score < 0.2, 1 - rises, rises).astype(np.int8)))) == "not_monotone"
+    ten, rows = np.repeat(np.arange(10) / 10 + 0.05, 500), np.tile(np.arange(500), 10)
+    level = (rows < 500 * np.maximum(ten, 0.5)).astype(np.int8)
+    assert fit("histogram", known(table(ten, level)))["edges"] == pytest.approx([0, 0.55, 0.65, 0.75, 0.85, 0.95], abs=0.01)
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_why_there_is_none(table, kind):
+    """Too few rows or outcomes of a class, one class, scores at the ends, classes apart and falling scores are reasons."""
+    needs, rng = CANDIDATES[kind], np.random.default_rng(4)
+
+    def outcome(neg, pos, low=0.1, high=0.9, p=None):
+        score = rng.uniform(low, high, neg + pos) if p is None else p
+        return fit(kind, known(table(score, np.repeat([0, 1], [neg, pos]))))
+
+    most = needs.rows - needs.positives
+    steps = np.repeat(np.arange(10), 1_200) / 10 + 0.05
+    assert not isinstance(fit(kind, known(table(steps, (np.arange(12_000) % 1_200 < 1_200 * steps).astype(np.int8)))), str)
+    assert outcome(most - 1, needs.positives) == "low_n"
+    assert outcome(most + 1, needs.positives - 1) == "few_positives"
+    assert outcome(needs.positives - 1, most + 1) == "few_negatives"
+    assert outcome(0, 5_000) == outcome(5_000, 0) == "one_class"
+    assert outcome(1_500, 3_500, p=np.ones(5_000)) == "degenerate"
+    falls = outcome(2_500, 2_500, p=np.concatenate((rng.uniform(0.4, 0.9, 2_500), rng.uniform(0.1, 0.6, 2_500))))
+    apart = outcome(2_500, 2_500, p=np.concatenate((rng.uniform(0.1, 0.4, 2_500), rng.uniform(0.6, 0.9, 2_500))))
+    if kind != "offset":
+        assert falls == "not_monotone"
+    if kind in ("temperature", "platt", "beta"):
+        assert apart == "separable"
+    assert {"low_n", "few_positives", "few_negatives", "one_class", "degenerate", "not_monotone", "separable"} <= REASONS.keys()
+
+
+def test_weighted_rows(table):
+    """Rows that stand for ten give the map of ten times the rows, and count as the rows that they are."""
+    rng = np.random.default_rng(5)
+    score, y = _world(rng, 6_000, -0.7)
+    ten = mature(table(score, y, label_prob=np.full(6_000, 0.1)), (LabelRule("unknown"),) * 6)
+    assert ten.spread is not None
+    assert ten.n.sum() > 50_000
+    plain = known(table(score, y))
+    for kind in CANDIDATES:
+        one, other = fit(kind, plain), fit(kind, ten)
+        if isinstance(one, str):
+            assert other == one
+        else:
+            assert apply(other, FINE) == pytest.approx(apply(one, FINE), abs=1e-4)
+    few = mature(table(score[:299], y[:299], label_prob=np.full(299, 0.1)), (LabelRule("unknown"),) * 6)
+    assert fit("offset", few) == "low_n"
+    assert fit("offset", replace(few, reason="unidentified")) == "unidentified"
+
+
+SCORES = st.lists(st.sampled_from(NEAR_ENDS) | st.floats(0, 1), min_size=2, max_size=12)
+
+
+@given(SCORES, st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 4_000)), min_size=2, max_size=12))
+def test_every_fit_can_be_served(scores, outcomes):
+    """Whatever is fitted to scores at and near the ends is finite, in [0, 1], rising, and the same after a policy's JSON."""
+    pairs = list(zip(scores, outcomes, strict=False))
+    score = np.repeat([s for s, _ in pairs], [neg + pos for _, (neg, pos) in pairs])
+    y = np.concatenate([np.repeat([0, 1], both) for _, both in pairs]).astype(np.int8)
+    if not len(score):
+        return
+    r = known(table_of(score, y))
+    for kind in CANDIDATES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = fit(kind, r)
+        if isinstance(found, str):
+            assert found in REASONS
+            continue
+        served = apply(found, FINE)
+        assert np.isfinite(served).all()
+        assert served.min() >= 0
+        assert served.max() <= 1
+        assert (np.diff(served) >= -1e-12).all()
+        assert not check(found)
+        again = from_json(policy("1-1", "m", "v", {"all": 0.5}, found).to_json()).calibrator
+        assert apply(again, FINE).tolist() == served.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "a", "b", "n", "at_most"),
+    [
+        ("temperature", 0, 1 / 1.6, 3_000, 2.5e-4),
+        ("offset", -0.7, 1, 3_000, 3e-4),
+        ("platt", 0, 1 / 1.6, 3_000, 5e-4),
+        ("beta", -0.7, 1, 3_000, 9e-4),
+        ("isotonic", 0, 1 / 1.6, 3_000, 78e-4),
+    ],
+)
+def test_recovery(kind, a, b, n, at_most):
+    """Of 50 draws the mean excess log loss over the true map is not above that of the prototypes, which fitted to .6 n."""
+    score = np.random.default_rng(6).beta(0.5, 3.0, 20_000)
+    true, lost = expit(a + b * logit(score)), []
+    for seed in range(50):
+        served = apply(fit(kind, known(table_of(*_world(np.random.default_rng(seed), n, a, b)))), score)
+        lost.append(np.mean(true * np.log(true / served) + (1 - true) * np.log((1 - true) / (1 - served))))
+    assert 0 < np.mean(lost) < at_most
+    assert max(lost) < np.mean(true * np.log(true / score) + (1 - true) * np.log((1 - true) / (1 - score)))
