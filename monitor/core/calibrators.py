@@ -11,7 +11,7 @@ from monitor.core.metrics.counts import classes, logs, rows, size
 from monitor.core.metrics.decomposition import pool
 from monitor.core.metrics.fit import fit_line, fit_offset
 from monitor.core.metrics.ranking import by_bin, starts
-from monitor.core.policy import Calibrator, check, expit
+from monitor.core.policy import IDENTITY, Calibrator, check, expit
 from monitor.core.readings import Reading
 from monitor.core.tables import EDGES, TINY
 
@@ -34,30 +34,22 @@ class Candidate:
     parameters: int
 
 
-def _likelihood(z: Floats, n: Floats, pos: Floats) -> float:
-    """Return the log-likelihood of positives among n with these logits."""
-    return float(pos @ z - n @ np.logaddexp(0.0, z))
+def _climbed(b: Floats, likelihood: Callable[[Floats], float], slopes: Callable[[Floats], tuple[Floats, Floats]]) -> Floats | str:
+    """Return where a concave log-likelihood is highest, searched from b on, or why it is not found.
 
-
-def logistic(columns: Floats, reading: Reading) -> Floats | str:
-    """Return the most likely b of logit P(positive) = b @ columns, shape (k,), or why there is none; columns are (k, cells).
-
-    Newton's steps, each halved until the likelihood does not fall. They begin with 0, where every row has a weight: with the
-    scores as they are, those near 0 and 1 have none. Where outcomes are separable the likelihood has no maximum, and what is
-    returned is only far out: the caller looks for that.
+    `slopes` returns its gradient (k,) and its information (k, k). Newton's steps, each halved until the likelihood does not fall.
     """
-    n, pos, b = classes(reading).sum(axis=0), reading.pos, np.zeros(len(columns))
-    now = _likelihood(b @ columns, n, pos)
+    now = likelihood(b)
     for _ in range(STEPS):
-        p = expit(b @ columns)
-        gradient, information = columns @ (pos - n * p), (columns * (n * p * (1 - p))) @ columns.T
-        if np.linalg.det(information) <= TINY * information.diagonal().prod():
+        gradient, information = slopes(b)
+        size_of = np.sqrt(information.diagonal())
+        if not size_of.all() or np.linalg.eigvalsh(information / np.outer(size_of, size_of))[0] <= 1e-12:
             return "no_fit"
-        step: Floats = np.linalg.solve(information, gradient)
+        step = np.asarray(np.linalg.solve(information, gradient), np.float64)
         # Half of this is what the likelihood still gains; the step that is taken leaves about the square of it.
         gain = float(step @ gradient)
         for _ in range(HALVINGS):
-            if (reached := _likelihood((b + step) @ columns, n, pos)) >= now:
+            if (reached := likelihood(b + step)) >= now:
                 break
             step = step / 2
         else:
@@ -66,6 +58,25 @@ def logistic(columns: Floats, reading: Reading) -> Floats | str:
         if gain < 1e-6:
             return b
     return "no_fit"
+
+
+def logistic(columns: Floats, reading: Reading) -> Floats | str:
+    """Return the most likely b of logit P(positive) = b @ columns, shape (k,), or why there is none; columns are (k, cells).
+
+    The search begins with 0, where every row has a weight: with the scores as they are, those near 0 and 1 have none. Where
+    outcomes are separable the likelihood has no maximum, and what is returned is only far out: the caller looks for that.
+    """
+    n, pos = classes(reading).sum(axis=0), reading.pos
+
+    def likelihood(b: Floats) -> float:
+        z = b @ columns
+        return float(pos @ z - n @ np.logaddexp(0.0, z))
+
+    def slopes(b: Floats) -> tuple[Floats, Floats]:
+        p = expit(b @ columns)
+        return columns @ (pos - n * p), (columns * (n * p * (1 - p))) @ columns.T
+
+    return _climbed(np.zeros(len(columns)), likelihood, slopes)
 
 
 def _temperature(reading: Reading) -> Calibrator | str:
@@ -186,3 +197,202 @@ def _seen(reading: Reading) -> tuple[float, float]:
     if reading.spread is not None:
         sums = effective(sums, reading.spread[:2].sum(axis=1))
     return float(sums[0]), float(sums[1])
+
+
+CLASS_ROWS = 300
+"""`class_temperature` takes so many rows."""
+ROWS_OF_CLASS = 50
+"""`vector` takes so many rows of each class."""
+PENALTY = 1e-3
+"""What `vector` pays for a parameter at a distance d from that of the identity is half of this times d**2.
+
+So a distance of 10 costs .05 of log-likelihood, which is next to nothing; it keeps parameters finite where classes are separable.
+"""
+BLOCKS, SURE = 5, 1.96
+CLASS_KINDS: Mapping[str, tuple[str, ...]] = {"identity": (), "class_temperature": ("t",), "vector": ("w", "b")}
+"""Every kind of calibrator of the scores of classes and its parameters, the simplest first.
+
+class_temperature: softmax(ln p / t) (Guo et al., ICML 2017); vector: softmax(w * ln p + b) with a w and a b by class.
+"""
+
+
+def _logs(scores: Floats) -> Floats:
+    found: Floats = np.log(np.clip(scores, TINY, 1.0))
+    return found
+
+
+def _class_logits(calibrator: Calibrator, logs: Floats) -> Floats:
+    """Return what the softmax is taken of, from ln p of the classes."""
+    if calibrator["kind"] == "vector":
+        found: Floats = np.array(calibrator["w"]) * logs + np.array(calibrator["b"])
+        return found
+    return logs / float(calibrator.get("t", 1.0))
+
+
+def _log_softmax(z: Floats) -> Floats:
+    z = z - z.max(axis=1, keepdims=True)
+    found: Floats = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    return found
+
+
+def apply_classes(calibrator: Calibrator, scores: Floats) -> Floats:
+    """Return the served scores of the classes, shape (n, K): in [0, 1] with rows that sum to 1, whatever is 0 in `scores`.
+
+    >>> apply_classes({"kind": "class_temperature", "t": 0.5}, np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])).round(4).tolist()
+    [[0.6667, 0.1667, 0.1667], [1.0, 0.0, 0.0]]
+    """
+    found: Floats = np.exp(_log_softmax(_class_logits(calibrator, _logs(scores))))
+    return found
+
+
+def check_classes(calibrator: Calibrator, k: int) -> str:
+    """Return what is wrong with a calibrator of the scores of k classes, nothing when it can be applied."""
+    kind = str(calibrator.get("kind"))
+    if kind not in CLASS_KINDS:
+        return f"its kind is {kind!r}, not one of {', '.join(CLASS_KINDS)}"
+    wanted = {"kind", *CLASS_KINDS[kind]}
+    if calibrator.keys() != wanted:
+        return f"{kind} has the keys {', '.join(sorted(wanted))}, found {', '.join(sorted(calibrator))}"
+    for name in CLASS_KINDS[kind]:
+        try:
+            numbers = np.asarray(calibrator[name], np.float64)
+        except (TypeError, ValueError):
+            return f"{name} of {kind} is no number"
+        if numbers.shape != (() if name == "t" else (k,)):
+            return f"{name} of {kind} must be {'a number' if name == 't' else f'a list of {k} numbers, one for each class'}"
+        if not np.isfinite(numbers).all():
+            return f"{name} of {kind} is not finite"
+        if name in ("t", "w") and (numbers <= 0).any():
+            return f"{name} of {kind} must be above 0, or a class would be served less the more likely it is"
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = _class_logits(calibrator, _logs(np.eye(k)))
+        return "" if np.isfinite(z - z.max(axis=1, keepdims=True)).all() else "it serves scores that are not finite"
+
+
+def _class_temperature(x: Floats, codes: Ints) -> Calibrator | str:
+    """Return the most likely t; x are ln p, shape (n, K)."""
+    mine = x[np.arange(len(x)), codes]
+    if (mine >= x.max(axis=1)).all():
+        return "separable"  # the smaller t the likelier
+
+    def likelihood(b: Floats) -> float:
+        return float(_log_softmax(b * x)[np.arange(len(x)), codes].sum())
+
+    def slopes(b: Floats) -> tuple[Floats, Floats]:
+        p = np.exp(_log_softmax(b * x))
+        mean = (p * x).sum(axis=1, keepdims=True)
+        return np.array([(mine - mean[:, 0]).sum()]), np.array([[(p * (x - mean) ** 2).sum()]])
+
+    found = _climbed(np.zeros(1), likelihood, slopes)
+    if isinstance(found, str):
+        return found
+    return {"kind": "class_temperature", "t": 1 / float(found[0])} if found[0] > 0 else "not_monotone"
+
+
+def _vector(x: Floats, codes: Ints) -> Calibrator | str:
+    """Return the most likely w and b under PENALTY; x are ln p, shape (n, K)."""
+    n, k = x.shape
+    one, away = np.eye(k)[codes], np.repeat([1.0, 0.0], k)
+
+    def likelihood(b: Floats) -> float:
+        found = _log_softmax(b[:k] * x + b[k:])[np.arange(n), codes].sum()
+        return float(found) - PENALTY / 2 * float(((b - away) ** 2).sum())
+
+    def slopes(b: Floats) -> tuple[Floats, Floats]:
+        p = np.exp(_log_softmax(b[:k] * x + b[k:]))
+        gradient = np.concatenate((((one - p) * x).sum(axis=0), (one - p).sum(axis=0))) - PENALTY * (b - away)
+        both = np.concatenate((p * x, p), axis=1)
+        mixed = np.diag((p * x).sum(axis=0))
+        within = np.block([[np.diag((p * x * x).sum(axis=0)), mixed], [mixed, np.diag(p.sum(axis=0))]])
+        return gradient, within - both.T @ both + PENALTY * np.eye(2 * k)
+
+    found = _climbed(np.zeros(2 * k), likelihood, slopes)
+    return found if isinstance(found, str) else {"kind": "vector", "w": found[:k].tolist(), "b": found[k:].tolist()}
+
+
+def fit_classes(kind: str, scores: Floats, codes: Ints) -> Calibrator | str:
+    """Return the calibrator of a kind that fits labels best, or a code of `reasons` that says why there is none.
+
+    `scores` are those of the classes, shape (n, K), `codes` the position of the class of each row.
+    """
+    n, k = scores.shape
+    of = np.bincount(codes, minlength=k)
+    if n < CLASS_ROWS:
+        return "low_n"
+    if of.max() == n:
+        return "one_class"
+    if kind == "vector" and of.min() < ROWS_OF_CLASS:
+        return "few_of_class"
+    if (scores.max(axis=1) > 1 - TINY).all():
+        return "degenerate"
+    found = (_vector if kind == "vector" else _class_temperature)(_logs(scores), codes)
+    return found if isinstance(found, str) or not check_classes(found, k) else "not_monotone"
+
+
+@dataclass(frozen=True, slots=True)
+class TriedClasses:
+    """What a kind loses per held-out row over the identity, below 0 where it is better, or why it was not tried."""
+
+    kind: str
+    reason: str = ""
+    log_loss: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenClasses:
+    """The calibrator of the scores of classes to serve, `accepted` or else the identity with the reason, and what was tried."""
+
+    calibrator: Calibrator
+    reason: str
+    tried: tuple[TriedClasses, ...]
+
+
+def choose_classes(scores: Floats, codes: Ints) -> ChosenClasses:
+    """Return the calibrator of rows in order of time that loses less than the identity on rows it was not fitted to, z > 1.96.
+
+    Five blocks of rows in a row are each served by a fit to the others. Of the kinds within one standard error of the best the
+    simplest is taken, and fitted to all rows in the end. Rows are compared in pairs, because tables of days know no vectors.
+    """
+    block = np.arange(len(codes)) * BLOCKS // max(len(codes), 1)
+    before = _losses(IDENTITY, scores, codes)
+    tried, worse = [], {}
+    for kind in tuple(CLASS_KINDS)[1:]:
+        after = _held_out(kind, scores, codes, block)
+        if isinstance(after, str):
+            tried.append(TriedClasses(kind, after))
+        else:
+            worse[kind] = after - before
+            tried.append(TriedClasses(kind, "", *_mean(worse[kind])))
+    if not worse:
+        return ChosenClasses(IDENTITY, tried[0].reason, tuple(tried))
+    best = min(worse.values(), key=lambda d: float(d.mean()))
+    kind = next(kind for kind, d in worse.items() if (d - best).mean() <= _mean(d - best)[1])
+    mean, error = _mean(worse[kind])
+    if not mean < -SURE * error:
+        return ChosenClasses(IDENTITY, "no_improvement", tuple(tried))
+    made = fit_classes(kind, scores, codes)
+    return ChosenClasses(IDENTITY if isinstance(made, str) else made, made if isinstance(made, str) else "accepted", tuple(tried))
+
+
+def _losses(calibrator: Calibrator, scores: Floats, codes: Ints) -> Floats:
+    """Return the log loss of each row under a calibrator."""
+    found: Floats = -_log_softmax(_class_logits(calibrator, _logs(scores)))[np.arange(len(codes)), codes]
+    return found
+
+
+def _held_out(kind: str, scores: Floats, codes: Ints, block: Ints) -> Floats | str:
+    """Return the log loss of each row under a fit to the other blocks, or why there is none."""
+    after = np.empty(len(codes))
+    for b in range(BLOCKS):
+        out = block == b
+        made = fit_classes(kind, scores[~out], codes[~out])
+        if isinstance(made, str):
+            return made
+        after[out] = _losses(made, scores[out], codes[out])
+    return after
+
+
+def _mean(d: Floats) -> tuple[float, float]:
+    """Return the mean of differences and its standard error."""
+    return float(d.mean()), float(d.std(ddof=1)) / len(d) ** 0.5

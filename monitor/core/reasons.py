@@ -119,6 +119,7 @@ CHOSEN = {
 FITTED = {
     "few_positives": "There are fewer positives than this kind of calibrator takes.",
     "few_negatives": "There are fewer negatives than this kind of calibrator takes.",
+    "few_of_class": "A class has fewer rows than this kind of calibrator takes.",
     "not_monotone": "What fits best does not rise with the score, so it would not keep the order of the rows.",
 }
 

@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from monitor.core.calibrators import CANDIDATES, fit
-from monitor.core.policy import apply, check, expit, from_json, logit, policy
+from monitor.core.calibrators import CANDIDATES, apply_classes, check_classes, choose_classes, fit, fit_classes
+from monitor.core.policy import IDENTITY, apply, check, expit, from_json, logit, policy
 from monitor.core.readings import LabelRule, known, mature
 from monitor.core.reasons import REASONS
 from monitor.core.tables import EDGES
@@ -153,6 +153,17 @@ def test_weighted_rows(table):
     assert fit("offset", replace(few, reason="unidentified")) == "unidentified"
 
 
+def test_certain_scores_among_others(table):
+    """Platt and beta are found, as by a search, where many scores are 0 or 1 and some of these wrong."""
+    score = np.repeat([0.0, 1e-300, 0.3, 0.6, 1.0], 1_000)
+    r = known(table(score, (np.tile(np.arange(1_000), 5) < np.repeat([30, 40, 200, 300, 900], 1_000)).astype(np.int8)))
+    x = logit(r.score)
+    search = minimize(lambda v: r.n @ np.logaddexp(0, v[0] + v[1] * x) - r.pos @ (v[0] + v[1] * x), [0, 0], tol=1e-12)
+    found = fit("platt", r)
+    assert (found["a"], found["b"]) == pytest.approx(tuple(search.x), abs=1e-3)
+    assert fit("beta", r)["kind"] == "beta"
+
+
 SCORES = st.lists(st.sampled_from(NEAR_ENDS) | st.floats(0, 1), min_size=2, max_size=12)
 
 
@@ -201,3 +212,113 @@ def test_recovery(kind, a, b, n, at_most):
         lost.append(np.mean(true * np.log(true / served) + (1 - true) * np.log((1 - true) / (1 - served))))
     assert 0 < np.mean(lost) < at_most
     assert max(lost) < np.mean(true * np.log(true / score) + (1 - true) * np.log((1 - true) / (1 - score)))
+
+
+def _classes(seed, n, w=1.0, b=0.0, k=3):
+    """Return scores of k classes and labels drawn from softmax(w * ln p + b)."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(0, 2, (n, k))
+    score = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    return score, (w * np.log(score) + b + rng.gumbel(size=(n, k))).argmax(axis=1)
+
+
+def test_temperature_of_classes():
+    """The temperature of the article's four cases, and of a binary model seen as one of two classes, is the known one."""
+    v = _vector("metrics_article_ex4")
+    score, codes = np.exp(np.tile(v["inputs"]["logits"], (75, 1))), np.tile(v["inputs"]["labels"], 75)
+    found = fit_classes("class_temperature", score / score.sum(axis=1, keepdims=True), codes)
+    assert found["t"] == pytest.approx(v["expected"]["temperature"], rel=1e-5)
+    two, y = _classes(1, 3_000, 0.6, 0.0, 2)
+    by_rows = fit_classes("class_temperature", two, y)["t"]
+    assert fit("temperature", known(table_of(two[:, 1], y)))["t"] == pytest.approx(by_rows, rel=1e-3)
+
+
+def test_vector_is_the_most_likely_one():
+    """Vector scaling is as likely as what a general search without the penalty finds, and near the truth."""
+    score, codes = _classes(2, 3_000, np.array([0.5, 1.0, 1.5]), np.array([0.3, 0.0, -0.3]))
+    x, rows = np.log(score), np.arange(3_000)
+
+    def lost(v):
+        z = v[:3] * x + v[3:]
+        return np.logaddexp.reduce(z, axis=1).sum() - z[rows, codes].sum()
+
+    found = fit_classes("vector", score, codes)
+    search = minimize(lost, [1, 1, 1, 0, 0, 0], tol=1e-10)
+    assert lost(np.array(found["w"] + found["b"])) == pytest.approx(search.fun, abs=0.01)
+    assert found["w"] == pytest.approx([0.5, 1.0, 1.5], abs=0.2)
+
+
+@pytest.mark.parametrize("kind", ["class_temperature", "vector"])
+@given(st.integers(2, 6), st.integers(0, 100), st.booleans())
+def test_every_fit_to_classes_can_be_served(kind, k, seed, known_well):
+    """Whatever is fitted serves rows that are finite, in [0, 1] and sum to 1, with zeros in scores and classes apart, too."""
+    rng = np.random.default_rng(seed)
+    score, codes = _classes(seed, 400, 3.0, 0.0, k)
+    score[rng.random(score.shape) < 0.3] = 0.0
+    score[rng.random(400) < 0.2] = np.eye(k)[0]
+    if known_well:
+        codes = score.argmax(axis=1)
+    found = fit_classes(kind, score, codes)
+    if isinstance(found, str):
+        assert found in REASONS
+        return
+    assert not check_classes(json.loads(json.dumps(found)), k)
+    ends = np.concatenate((score, np.eye(k), np.zeros((1, k)), np.full((1, k), 5e-324), np.full((1, k), 1 / k)))
+    served = apply_classes(found, ends)
+    assert np.isfinite(served).all()
+    assert served.min() >= 0
+    assert served.max() <= 1
+    assert served.sum(axis=1) == pytest.approx(1)
+
+
+def test_why_classes_have_none():
+    """Few rows, few of a class, one class, classes apart, falling scores and certain scores are reasons."""
+    score, codes = _classes(3, 600)
+    assert fit_classes("class_temperature", score[:299], codes[:299]) == "low_n"
+    few = np.concatenate((np.flatnonzero(codes != 2), np.flatnonzero(codes == 2)[:49]))
+    assert fit_classes("vector", score[few], codes[few]) == "few_of_class"
+    assert not isinstance(fit_classes("class_temperature", score[few], codes[few]), str)
+    assert fit_classes("class_temperature", score, np.zeros(600, int)) == "one_class"
+    assert fit_classes("class_temperature", score, score.argmax(axis=1)) == "separable"
+    assert fit_classes("class_temperature", score, score.argmin(axis=1)) == "not_monotone"
+    assert fit_classes("vector", *_classes(4, 3_000, np.array([1.0, -1.0, 1.0]))) == "not_monotone"
+    assert fit_classes("class_temperature", np.eye(3)[codes[::-1]], codes) == "degenerate"
+    assert {"few_of_class", "low_n", "one_class", "separable", "not_monotone", "degenerate"} <= REASONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"kind": "softmax"}, "its kind is 'softmax'"),
+        ({"kind": "vector"}, "has the keys b, kind, w, found b, kind, t, w"),
+        ({"kind": "vector", "w": [1.0, 1.0], "b": [0, 0, 0], "t": None}, "a list of 3 numbers"),
+        ({"kind": "vector", "w": [1.0, 1.0, 0.0], "b": [0, 0, 0], "t": None}, "w of vector must be above 0"),
+        ({"kind": "vector", "w": [1.0, 1.0, 1e308], "b": [0, 0, 0], "t": None}, "not finite"),
+        ({"kind": "vector", "w": [1.0, 1.0, "x"], "b": [0, 0, 0], "t": None}, "w of vector is no number"),
+        ({"kind": "class_temperature", "w": None, "b": None, "t": 0.0}, "must be above 0"),
+        ({"kind": "class_temperature", "w": None, "b": None, "t": 5e-324}, "not finite"),
+        ({"kind": "class_temperature", "w": None, "b": None, "t": float("nan")}, "not finite"),
+        ({"kind": "class_temperature", "w": None, "b": None, "t": [1.0]}, "must be a number"),
+    ],
+)
+def test_calibrators_of_classes_that_cannot_be_applied(change, wrong):
+    """Each thing that may be wrong is said; a key of None is left out."""
+    made = {"t": 1.0, "w": [1.0] * 3, "b": [0.0] * 3} | change
+    assert wrong in check_classes({k: v for k, v in made.items() if v is not None}, 3)
+
+
+def test_choice_for_classes():
+    """A temperature is chosen where one is at fault, a vector where classes differ, and nothing where scores are honest."""
+    hot = choose_classes(*_classes(5, 1_000, 1 / 1.6))
+    assert (hot.calibrator["kind"], hot.reason) == ("class_temperature", "accepted")
+    assert hot.calibrator["t"] == pytest.approx(1.6, abs=0.2)
+    apart = choose_classes(*_classes(6, 3_000, 1.0, np.array([0.7, 0.0, -0.7])))
+    assert (apart.calibrator["kind"], apart.reason) == ("vector", "accepted")
+    temperature, vector = apart.tried
+    assert vector.log_loss < temperature.log_loss
+    few = choose_classes(*_classes(7, 60))
+    assert (few.calibrator, few.reason, [t.reason for t in few.tried]) == (IDENTITY, "low_n", ["low_n", "low_n"])
+    assert choose_classes(np.zeros((0, 3)), np.zeros(0, int)).reason == "low_n"
+    honest = [choose_classes(*_classes(100 + seed, 1_000)) for seed in range(40)]
+    assert sum(c.calibrator != IDENTITY for c in honest) <= 2
+    assert {c.reason for c in honest} <= {"no_improvement", "accepted"}
