@@ -11,6 +11,7 @@ from monitor.core.days import Key
 from monitor.core.events import FLAGGED, NONE, Bools, Floats, Ints
 from monitor.core.intervals import Measured, normal, wilson
 from monitor.core.metrics import Estimate, measure
+from monitor.core.metrics.counts import classes, mean_of, rows, size
 from monitor.core.policy import Calibrator, Policy, apply
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS, grid_bin, log_losses
@@ -254,15 +255,50 @@ def _paired_auc(score: Floats, positive: Bools) -> Measured | str:
     return Measured(value, *normal(value, float(above.var(ddof=1) / p + below.var(ddof=1) / n)), p + n)
 
 
+class Paired(NamedTuple):
+    """What one calibrator loses to another on the same rows, a loss less the other per row, and the variance of that mean."""
+
+    log_loss: float
+    log_loss_variance: float
+    brier: float
+    brier_variance: float
+
+
+def losses(score: Floats) -> Floats:
+    """Return the logarithmic and the Brier loss of a negative and of a positive with each score, shape (2, 2, len(score))."""
+    yes = np.ones(len(score), bool)
+    return np.array(((log_losses(score, ~yes), log_losses(score, yes)), (score**2, (1.0 - score) ** 2)))
+
+
+def paired_losses(reading: Reading, a: Calibrator, b: Calibrator) -> Paired:
+    """Return the mean difference of the losses of two calibrators, a less b, on a mature reading of the model's scores.
+
+    (1/n) sum_i (loss(a(s_i), y_i) - loss(b(s_i), y_i)); what the rows share cancels, so its variance is that of differences
+    within rows. Scores of a cell are taken as their mean.
+    """
+    gap = losses(apply(a, reading.score)) - losses(apply(b, reading.score))
+    return Paired(*mean_of(reading, gap[0]), *mean_of(reading, gap[1]))
+
+
 def log_ratio(reading: Reading, of: Calibrator, against: Calibrator) -> float:
-    """STAND-IN."""
-    a, b = (apply(c, reading.score) for c in (of, against))
-    one = np.ones(len(a), bool)
-    pos = log_losses(b, one) - log_losses(a, one)
-    neg = log_losses(b, ~one) - log_losses(a, ~one)
-    return float(reading.pos @ pos + reading.neg @ neg)
+    """Return sum_i ln p_of(y_i) - ln p_against(y_i), the logarithm of how much likelier a calibrator makes the outcomes.
+
+    exp of it is an e-value against the hypothesis that the scores of `against` are the probabilities. Weighted rows count as
+    the effective number of them: raw weights would be evidence that nobody has seen.
+    """
+    gap = losses(apply(against, reading.score))[0] - losses(apply(of, reading.score))[0]
+    total = float(np.vdot(classes(reading), gap))
+    return total if reading.spread is None else total * size(reading) / rows(reading)
 
 
 def undo_step(log_e: float, log_ratio: float) -> float:
-    """STAND-IN."""
+    """Return ln(max(e, 1) e_day), the evidence that another policy serves better after one more day's ln e_day.
+
+    Days on which it served worse are forgotten once they outweigh the rest, so that a change of the world is seen soon. It is a
+    CUSUM of likelihood ratios (Page, Biometrika 41 (1954), 100-115): where the scores that serve are right, a given day is one
+    from which on e ever passes 20 with a probability of at most 1/20.
+
+    >>> undo_step(-3.0, 2.0), undo_step(1.0, 2.0)
+    (2.0, 3.0)
+    """
     return max(log_e, 0.0) + log_ratio

@@ -19,7 +19,7 @@ from monitor.core.intervals import (
     whole,
     wilson,
 )
-from monitor.core.metrics.counts import by_group, classes, logs, once, rows, size
+from monitor.core.metrics.counts import by_group, logs, mean_of, once, rows, size
 from monitor.core.readings import Reading
 from monitor.core.tables import EDGES, GROUP_COLUMNS, edges_of_width
 
@@ -227,15 +227,7 @@ def _mean_loss(reading: Reading, loss: float, by_class: Floats, groups: Groups |
 
     `by_class` is the loss of a negative and of a positive there, shape (2, cells), and `most` the largest there is.
     """
-    n, counts = rows(reading), classes(reading)
-    first = float(np.vdot(counts, by_class)) / n
-    if reading.spread is None:
-        variance = max(0.0, float(np.vdot(counts, by_class * by_class)) / n - first * first) / n
-    else:
-        neg2, pos2, both = reading.spread
-        b, a = by_class - first
-        variance = max(0.0, float(pos2 @ (a * a) + neg2 @ (b * b) + 2 * (both @ (a * b)))) / (n * n)
-    found = _mean(reading, loss / n, variance, groups)
+    found = _mean(reading, loss / rows(reading), mean_of(reading, by_class)[1], groups)
     if found.low is None or found.high is None:
         return found
     return found._replace(low=max(0.0, found.low), high=min(found.high, most))

@@ -126,3 +126,14 @@ def size(reading: Reading) -> float:
     """Return the number of rows, of weighted ones the effective number."""
     n = rows(reading)
     return n if reading.spread is None else float(effective(n, float(reading.spread[:2].sum())))
+
+
+def mean_of(reading: Reading, by_class: Floats) -> tuple[float, float]:
+    """Return the mean over rows of numbers that negatives and positives of a cell have, shape (2, cells), and its variance."""
+    n, counts = rows(reading), classes(reading)
+    mean = float(np.vdot(counts, by_class)) / n
+    if reading.spread is None:
+        return mean, max(0.0, float(np.vdot(counts, by_class * by_class)) / n - mean * mean) / n
+    neg2, pos2, both = reading.spread
+    b, a = by_class - mean
+    return mean, max(0.0, float(pos2 @ (a * a) + neg2 @ (b * b) + 2 * (both @ (a * b)))) / (n * n)
