@@ -149,7 +149,7 @@ def mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
         w, w2 = _kinds(table.weights, "w_") * use, _kinds(table.weights, "w2_") * use
         if (w != used).any() or (w2 != w).any():
             return _weighted(reading, w[:, used.any(axis=0)], w2[:, used.any(axis=0)])
-    return reading if np.isfinite(sums).all() else _with_losses(reading)
+    return reading if np.isfinite(sums).all() else with_losses(reading)
 
 
 def _kinds(records: NDArray[Any], name: str) -> Floats:
@@ -186,10 +186,10 @@ def _weighted(reading: Reading, w: Floats, w2: Floats) -> Reading:
     seen = pos * pos / np.maximum(pos2, pos + (pos == 0))
     cells = {name: getattr(reading, name)[keep] for name in ("bin", "verdict", "score")}
     spread = np.stack((neg2, pos2, np.zeros(len(pos))))
-    return _with_losses(replace(reading, **cells, n=none + neg + pos, neg=none + neg, pos=pos, spread=spread, seen=seen))
+    return with_losses(replace(reading, **cells, n=none + neg + pos, neg=none + neg, pos=pos, spread=spread, seen=seen))
 
 
-def _with_losses(reading: Reading) -> Reading:
+def with_losses(reading: Reading) -> Reading:
     """Return the reading with losses from the mean scores of its cells."""
     p, q = reading.score, 1.0 - reading.score
     yes = np.ones(len(p), bool)
@@ -328,7 +328,7 @@ def nowcast(days: Sequence[tuple[Table, Completeness]], rules: Sequence[LabelRul
         # Cluster groups do not know days, so nothing of them can be raised.
         np.full((GROUPS, 2, len(GROUP_COLUMNS)), np.nan) if clustered else None,
     )
-    return _with_losses(reading)
+    return with_losses(reading)
 
 
 def _raised(w: NDArray[Any], raise_by: Floats, rest: Bools, sd: Floats, curve: Ints) -> Floats | None:

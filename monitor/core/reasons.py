@@ -123,4 +123,16 @@ FITTED = {
     "not_monotone": "What fits best does not rise with the score, so it would not keep the order of the rows.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED
+TRIED = {
+    "accepted": "The calibrator serves days it was not fitted to better than the current one, by every check.",
+    "few_blocks": "Fewer than five mature days have outcomes, and what is held out are whole days.",
+    "no_improvement": "On days it was not fitted to the calibrator is not surely better than the current one in log loss.",
+    "newest_worse": "On the newest days the calibrator serves worse than the current one.",
+    "brier_worse": "The Brier score of the calibrator is higher than that of the current one.",
+    "calibration_not_better": "The debiased calibration error of the calibrator is not lower than that of the current one.",
+    "slice_worse": "The calibrator serves a slice worse than the current one.",
+    "auc_changed": "The calibrator gives up some of the ranking by the scores.",
+    "confidence_worse": "Scores with high confidence are wrong more often, and more often than they say.",
+}
+
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED | TRIED
