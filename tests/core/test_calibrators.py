@@ -150,18 +150,36 @@ def test_weighted_rows(table):
             assert apply(other, FINE) == pytest.approx(apply(one, FINE), abs=1e-4)
     few = mature(table(score[:299], y[:299], label_prob=np.full(299, 0.1)), (LabelRule("unknown"),) * 6)
     assert fit("offset", few) == "low_n"
+    one_in_ten = mature(table(score[:900], np.arange(900) % 31 == 0, label_prob=np.full(900, 0.1)), (LabelRule("unknown"),) * 6)
+    assert fit("offset", one_in_ten) == "few_positives"
     assert fit("offset", replace(few, reason="unidentified")) == "unidentified"
 
 
-def test_certain_scores_among_others(table):
-    """Platt and beta are found, as by a search, where many scores are 0 or 1 and some of these wrong."""
-    score = np.repeat([0.0, 1e-300, 0.3, 0.6, 1.0], 1_000)
-    r = known(table(score, (np.tile(np.arange(1_000), 5) < np.repeat([30, 40, 200, 300, 900], 1_000)).astype(np.int8)))
-    x = logit(r.score)
-    search = minimize(lambda v: r.n @ np.logaddexp(0, v[0] + v[1] * x) - r.pos @ (v[0] + v[1] * x), [0, 0], tol=1e-12)
-    found = fit("platt", r)
-    assert (found["a"], found["b"]) == pytest.approx(tuple(search.x), abs=1e-3)
-    assert fit("beta", r)["kind"] == "beta"
+ENDS = ((0.0, 1e-300, 0.5, 1 - 1e-16, 1.0), (1_822, 162, 2_912, 2_781, 2_224), (495, 86, 1_583, 2_357, 2_158))
+TINY_OR_NOT = ((1e-9, 0.3, 0.5, 0.6, 0.97), (2_371, 2_636, 1_935, 1_301, 292), (0, 345, 506, 1_026, 233))
+OFTEN_ONE = ((0.01, 0.5, 0.6, 1.0), (955, 2_178, 606, 840), (0, 54, 39, 361))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("temperature", ENDS), ("platt", ENDS), ("beta", ENDS), ("platt", OFTEN_ONE), ("beta", TINY_OR_NOT)]
+)
+def test_certain_scores(table, kind, rows):
+    """Where many scores are at or near the ends, and some of these wrong, the fit is as likely as what a general search finds."""
+    score, n, pos = rows
+    r = known(table(np.repeat(score, n), np.concatenate([np.repeat([1, 0], [k, m - k]) for m, k in zip(n, pos, strict=True)])))
+    towards, against = (np.log(np.clip(q, 2**-52, 1.0)) for q in (r.score, 1 - r.score))
+    columns = {"temperature": [towards - against], "platt": [np.ones(len(r.n)), towards - against]}
+    x = np.array(columns.get(kind, [towards, -against, np.ones(len(r.n))]))
+
+    def lost(v):
+        return r.n @ np.logaddexp(0, v @ x) - r.pos @ (v @ x)
+
+    bounds = [(0, None), (0, None), (None, None)] if kind == "beta" else None
+    search = minimize(lost, np.full(len(x), 0.1), bounds=bounds, tol=1e-12)
+    found = dict(fit(kind, r))
+    del found["kind"]
+    v = np.array([1 / found["t"]] if kind == "temperature" else [found[name] for name in sorted(found)])
+    assert lost(v) <= search.fun + 1e-3
 
 
 SCORES = st.lists(st.sampled_from(NEAR_ENDS) | st.floats(0, 1), min_size=2, max_size=12)
@@ -280,6 +298,7 @@ def test_why_classes_have_none():
     assert not isinstance(fit_classes("class_temperature", score[few], codes[few]), str)
     assert fit_classes("class_temperature", score, np.zeros(600, int)) == "one_class"
     assert fit_classes("class_temperature", score, score.argmax(axis=1)) == "separable"
+    assert min(fit_classes("vector", score, score.argmax(axis=1))["w"]) > 20
     assert fit_classes("class_temperature", score, score.argmin(axis=1)) == "not_monotone"
     assert fit_classes("vector", *_classes(4, 3_000, np.array([1.0, -1.0, 1.0]))) == "not_monotone"
     assert fit_classes("class_temperature", np.eye(3)[codes[::-1]], codes) == "degenerate"
@@ -316,6 +335,9 @@ def test_choice_for_classes():
     assert (apart.calibrator["kind"], apart.reason) == ("vector", "accepted")
     temperature, vector = apart.tried
     assert vector.log_loss < temperature.log_loss
+    close = choose_classes(*_classes(6, 600, 1 / 1.6))
+    assert close.tried[1].log_loss < close.tried[0].log_loss
+    assert close.calibrator["kind"] == "class_temperature"
     few = choose_classes(*_classes(7, 60))
     assert (few.calibrator, few.reason, [t.reason for t in few.tried]) == (IDENTITY, "low_n", ["low_n", "low_n"])
     assert choose_classes(np.zeros((0, 3)), np.zeros(0, int)).reason == "low_n"
