@@ -4,14 +4,27 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import precision_score, recall_score, roc_auc_score
+from sklearn.metrics import brier_score_loss, log_loss, precision_score, recall_score, roc_auc_score
 
-from monitor.core.compare import PAIRED, Pairs, Side, difference, differences, flagged_by, paired, policy_volume
+from monitor.core.compare import (
+    PAIRED,
+    Pairs,
+    Side,
+    difference,
+    differences,
+    flagged_by,
+    log_ratio,
+    paired,
+    paired_losses,
+    policy_volume,
+    undo_step,
+)
 from monitor.core.days import Key
 from monitor.core.events import FLAG, NONE, PASS
+from monitor.core.guards import UNDO_LIMIT
 from monitor.core.intervals import Measured
 from monitor.core.metrics import measure
-from monitor.core.policy import policy
+from monitor.core.policy import IDENTITY, apply, policy
 from monitor.core.readings import LabelRule, mature, scored
 from monitor.core.tables import EDGES, EMPTY, edges_of_width
 
@@ -214,3 +227,75 @@ def test_few_pairs():
     other = values(paired(pairs(np.array([[0.0, 1.0, -2.0], [-2.0, -1.0, -2.0]]), np.array([1, 0, 0])), KEY, ""))
     assert other["roc_auc"].reason == "low_n"
     assert all(-1 <= e.low <= e.value <= e.high <= 1 for e in other.values() if not e.reason)
+
+
+COOLER, LOWER = {"kind": "temperature", "t": 1.6}, {"kind": "offset", "a": -0.7}
+
+
+def row_losses(calibrator, score, y):
+    p = apply(calibrator, score)
+    return -np.log(np.where(y, p, 1 - p)), (p - y) ** 2
+
+
+def test_paired_losses_are_those_of_rows(table):
+    """Differences of losses of two calibrators and their variances are those of rows, and scikit-learn's losses subtracted."""
+    rng = np.random.default_rng(0)
+    score = EDGES[rng.integers(800, 1_500, 2_000)]  # rows of one cell have one score, so that cells are exact
+    y = rng.random(2_000) < score
+    found = paired_losses(mature(table(score, y.astype(np.int8)), RULES), COOLER, LOWER)
+    log_gap, brier_gap = (a - b for a, b in zip(*(row_losses(c, score, y) for c in (COOLER, LOWER)), strict=True))
+    wanted = [log_gap.mean(), log_gap.var() / 2_000, brier_gap.mean(), brier_gap.var() / 2_000]
+    assert list(found) == pytest.approx(wanted, rel=1e-9)
+    for value, loss in ((found.log_loss, log_loss), (found.brier, brier_score_loss)):
+        assert value == pytest.approx(loss(y, apply(COOLER, score)) - loss(y, apply(LOWER, score)), rel=1e-9)
+
+
+def test_paired_losses_of_weighted_rows(table):
+    """A row looked at with a probability counts as its inverse, with the variance of a ratio of such sums."""
+    rng = np.random.default_rng(0)
+    score, prob = EDGES[rng.integers(800, 1_500, 4_000)], np.where(rng.random(4_000) < 0.5, 1.0, 0.25)
+    y, w = rng.random(4_000) < score, 1 / prob
+    seen = rng.random(4_000) < prob
+    reading = mature(table(score, np.where(seen, y, -1).astype(np.int8), label_prob=prob), RULES)
+    gap, w = (row_losses(COOLER, score, y)[0] - row_losses(IDENTITY, score, y)[0])[seen], w[seen]
+    mean = (w @ gap) / w.sum()
+    found = paired_losses(reading, COOLER, IDENTITY)
+    assert found.log_loss == pytest.approx(mean, rel=1e-4)
+    assert found.log_loss_variance == pytest.approx((w**2 @ (gap - mean) ** 2) / w.sum() ** 2, rel=1e-4)
+    assert log_ratio(reading, COOLER, IDENTITY) == pytest.approx(-mean * w.sum() ** 2 / (w @ w), rel=1e-4)
+
+
+def test_log_ratio(table):
+    """The logarithm of the likelihood ratio is the sum over rows, turns its sign with the sides, and adds up over days."""
+    rng = np.random.default_rng(1)
+    score = EDGES[rng.integers(800, 1_500, 1_000)]
+    y = (rng.random(1_000) < score).astype(np.int8)
+    both, first, rest = (mature(table(score[s], y[s]), RULES) for s in (slice(None), slice(300), slice(300, None)))
+    wanted = (row_losses(LOWER, score, y)[0] - row_losses(COOLER, score, y)[0]).sum()
+    assert log_ratio(both, COOLER, LOWER) == pytest.approx(wanted, rel=1e-9)
+    assert log_ratio(both, LOWER, COOLER) == pytest.approx(-wanted, rel=1e-9)
+    assert log_ratio(first, COOLER, LOWER) + log_ratio(rest, COOLER, LOWER) == pytest.approx(wanted, rel=1e-9)
+    assert log_ratio(both, COOLER, COOLER) == 0.0
+
+
+def undone(table, rng, days, offset):
+    """Return on which of the days, if any, calibrated scores that are lowered by .7 are undone; the world is off by `offset`."""
+    log_e = 0.0
+    for day in range(days):
+        score = np.clip(rng.beta(0.5, 3, 300), 1e-9, 1 - 1e-9)
+        y = rng.random(300) < apply({"kind": "offset", "a": offset[day]}, score)
+        log_e = undo_step(log_e, log_ratio(mature(table(score, y.astype(np.int8)), RULES), IDENTITY, LOWER))
+        if UNDO_LIMIT.passed(log_e):
+            return day
+    return None
+
+
+def test_undo(table):
+    """A calibrator that is right is rarely undone, one that is wrong within days, however long it was right before."""
+    right, wrong, late = np.full(28, -0.7), np.zeros(28), np.where(np.arange(28) < 20, -0.7, 0.0)
+    kept, found, turned = (
+        [undone(table, np.random.default_rng(i), 28, world) for i in range(40)] for world in (right, wrong, late)
+    )
+    assert sum(day is not None for day in kept) <= 4
+    assert max(found) <= 4
+    assert all(now == before or 20 <= now <= 24 for now, before in zip(turned, kept, strict=True))
