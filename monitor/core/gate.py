@@ -260,13 +260,14 @@ class _Now(NamedTuple):
 def trial(days: Days, rules: tuple[LabelRule, ...], current: Calibrator, kinds: Sequence[str] = tuple(CANDIDATES)) -> Report:
     """Return whether a calibrator should take the place of the current one, with every figure that it rests on.
 
-    `days` are tables of the model's scores of mature days by slice. They make five contiguous blocks with about equal rows, each
-    of which is served by fits to the others. Of these `kinds` (and of identity, where that is not the current one) the simplest
-    is taken that is within one standard error of the best pooled log loss, and held to all CHECKS.
+    `days` are tables of the model's scores of mature days by slice. Those with outcomes that mean something make five contiguous
+    blocks with about equal rows, each of which is served by fits to the others. Of these `kinds` (and of identity, where that is
+    not the current one) the simplest is taken that is within one standard error of the best pooled log loss, and held to all
+    CHECKS.
     """
     tables = {d: t["all"] for d, t in sorted(days.items()) if "all" in t}
-    daily = {d: r for d, t in tables.items() if len((r := mature(t, rules)).n)}
-    used = [tables[d] for d in daily]
+    daily = {d: r for d, t in tables.items() if not (r := _judged(t, rules)).reason}
+    used = [tables[d] for d in daily or tables]
     everything = _judged(total(used), rules)
     report = Report("", dict(current), whole(size(everything)), _positives(everything))
     effect = _no_trial(everything, len(daily)) or design_effect(everything)
