@@ -135,4 +135,19 @@ TRIED = {
     "confidence_worse": "Scores with high confidence are wrong more often, and more often than they say.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED | TRIED
+DELIVERED = {
+    "delivered": "It was taken: the answer was 2xx, or the exit code 0.",
+    "bad_status": "The answer was not 2xx; redirects are not followed.",
+    "exit_code": "The program ended with another exit code than 0.",
+    "unreachable": "The receiver or the program could not be reached.",
+    "too_slow": "No answer came, or the program did not end, in time.",
+    "no_secret": "The secret that signs the message cannot be read.",
+    "gone": "The receiver answered 410: it wants no messages any more.",
+    "argument": "A name would have become an option of the program.",
+    "not_configured": "What it was for is no longer in the configuration.",
+    "superseded": "A newer policy of the same version took its place.",
+    "overflow": "More than 1,000 messages waited; the oldest are given up.",
+    "forgotten": "More than 1,000 messages were dead; the oldest are forgotten.",
+}
+
+REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED | TRIED | DELIVERED
