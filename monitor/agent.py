@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor import data, timeline
+from monitor.actions.outbox import Outbox, Target
 from monitor.actions.rollback import PolicyError
 from monitor.beside import beside
 from monitor.clock import EventClock, WallClock, wall
@@ -137,6 +138,9 @@ class Agent:
             self.decider.after(entry)
             if entry.kind == "alert":
                 self._fold(entry)
+        self.outbox = Outbox(self.store.log, self.config.actions, self._deliver, self.served.policy, self.add)
+        if self.config.delivers:
+            self.outbox.begin()
         self.sampler = Sampler(self.store.max_rows, self.model, self.served.cut, self._review)
         if (sampler := self.store.meta.get("sampler")) is not None:
             self.sampler.load(sampler, self._known)
@@ -200,6 +204,10 @@ class Agent:
     def model(self, name: str) -> Model:
         """Return the configuration of a model; the entry "*" serves any other."""
         return self.config.models.get(name) or replace(self.config.models["*"], name=name)
+
+    def _deliver(self, name: str) -> Sequence[Target]:
+        """Return what is called with policies of a model."""
+        return self.model(name).deliver if self._known(name) else ()
 
     def _watch(self, code: int) -> Watched | None:
         """Begin to keep a version in memory; a version of a model that is no longer configured is not watched."""
@@ -428,6 +436,9 @@ class Agent:
             self.snapshot = self._say(now)
         if self.served.failures:
             self.counters["scorewatch_action_failures_total", (("action", "policy"),)] = self.served.failures
+        waiting, dead = self.outbox.counts
+        self.counters["scorewatch_outbox_waiting", ()] = waiting
+        self.counters["scorewatch_outbox_dead", ()] = dead
         self.counters["scorewatch_store_rows", ()] = self.store.tail - self.store.head
         self.counters["scorewatch_store_rows_limit", ()] = self.store.max_rows
         self.counters["scorewatch_prediction_conflicts_total", ()] = self.store.conflicts
@@ -777,6 +788,16 @@ class Agent:
     def reloaded(self, who: str, reason: str) -> None:
         """Journal that the configuration was read anew."""
         self._journal(self.now(), who, [("reload", "", "", {"reason": reason, "digest": self.config.digest})])
+
+    def redeliver(self, ident: str, done: str, who: str, reason: str) -> dict[str, Any]:
+        """Let a dead message be tried anew (`retried`) or forget it (`discarded`); raise LookupError when there is none."""
+        item = self.outbox.find(ident)
+        body = {"message": ident, "action": item.action, "done": done, "reason": reason}
+        with self.store.log.transaction():
+            entries = self.store.log.add_entries(self.now(), who, [("delivery", item.model, item.version, body)])
+            (self.outbox.revive if done == "retried" else self.outbox.discard)(ident)
+        self._note(entries)
+        return {"model": item.model, "version": item.version, **body}
 
     def policy_of(self, name: str, version: str | None) -> Policy:
         """Return the policy that the model server of a version should follow; raise PolicyError when there is none."""

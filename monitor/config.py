@@ -11,9 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 import yaml
 
+from monitor.actions.command import PLACE, PLACES, Command
+from monitor.actions.outbox import DELIVER, Target
+from monitor.actions.webhook import SecretError, Webhook, secret
 from monitor.core.days import MATURE, RECENT
 from monitor.core.events import DAY, HOUR, MINUTE, NONE, SECOND, VERDICTS
 from monitor.core.guards import MODES, UNDO_LIMIT, VOLUME_LIMIT
@@ -155,7 +159,7 @@ class Model:
     `features` are the names of those that are kept as one byte a row, as far as the baseline has frozen them.
     `review` is how many passed predictions a day are picked for review (0: none), `per_day` how many predictions a day are
     expected (None: nobody said), which only the plan of `check` reads. `false_alarms` are those a year that all detectors of
-    a severity may give together.
+    a severity may give together. `deliver` is what is called with each policy that becomes current.
 
     A model with `classes` is watched as binary targets, one a class and, where one class is right (`labels_mode` single), one
     more for the predicted class: `targets` says as which models. Each of these has its `parent`, the model that events name.
@@ -185,6 +189,7 @@ class Model:
     recalibrate: Recalibrate = Recalibrate()
     follow_within: int = 15 * MINUTE
     parent: str = ""
+    deliver: tuple[Target, ...] = ()
 
     @property
     def targets(self) -> "dict[str, Model]":
@@ -250,7 +255,7 @@ class Config:
     """The whole configuration; times in ms. `tick` is TICKS[clock] unless the file says otherwise.
 
     `models` are the binary models that are watched, targets of models with classes among them; `parents` are the latter.
-    `digest` is the SHA-256 of the file.
+    `digest` is the SHA-256 of the file. `actions` are what alerts may call beside what the agent does itself.
     """
 
     path: Path | None = None
@@ -266,11 +271,24 @@ class Config:
     waiting_rows: int = 20_000_000
     parents: Mapping[str, Model] = field(default_factory=dict)
     digest: str = field(default="", compare=False)
+    actions: Mapping[str, Target] = field(default_factory=dict)
 
     @property
     def named(self) -> dict[str, Model]:
         """Return the models as the file and the events name them: those with classes once, without their targets."""
         return {m.parent or name: self.parents.get(m.parent, m) for name, m in self.models.items()}
+
+    @property
+    def delivers(self) -> bool:
+        """Return whether anybody is told anything; not by a clock of events, whose past nobody is to act on again."""
+        return self.clock == "wall" and bool(self.actions or any(m.deliver for m in self.models.values()))
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Return the variables of the environment that hold secrets of the agent, which commands do not see."""
+        targets = [*self.actions.values(), *(t for m in self.models.values() for t in m.deliver)]
+        given = [s for t in targets if isinstance(t, Webhook) for s in t.secrets if s.startswith("env:")]
+        return frozenset((*self.tokens.env.values(), *(s.removeprefix("env:") for s in given)))
 
 
 # YAML: the core schema of version 1.2, where only true and false are booleans and there are no dates or octal numbers.
@@ -814,6 +832,107 @@ def _tokens(value: Any, at: _At) -> Tokens:
     )
 
 
+# Who is told.
+
+
+def _secret(value: Any, at: _At) -> str:
+    """Return a secret as it is named: file:PATH, env:NAME or itself; errors never show it."""
+    remedy = "write file:PATH or env:NAME of whsec_ and 24 to 64 bytes in base64"
+    if not isinstance(value, str):
+        raise _Wrong(remedy, "a value that is no string")
+    named = f"file:{at.base / value.removeprefix('file:')}" if value.startswith("file:") else value
+    try:
+        secret(named)
+    except SecretError as e:
+        raise _Wrong(remedy, f"an unusable secret ({e})") from None
+    return named
+
+
+def _secrets(value: Any, at: _At) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return (_secret(value, at),)
+    if not value:
+        raise _Wrong("write at least one secret")
+    return tuple(found for i, item in enumerate(value) for found in _read(_secret, item, at.item(i)))
+
+
+def _url(value: Any, at: _At) -> str:
+    remedy = "write a URL such as https://example.com/hook, without user and password"
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[!-~]+", value):
+        raise _Wrong(remedy)
+    try:
+        parts = urlsplit(value)
+        usable = parts.hostname and (parts.port is None or parts.port) and "@" not in parts.netloc and not parts.fragment
+    except ValueError:
+        usable = False
+    if not usable:
+        raise _Wrong(remedy, "an unusable URL")
+    return value
+
+
+def _webhook(value: Any, at: _At) -> Webhook:
+    given = _fields(value, at, {"url": _url, "secret": _secrets})
+    if missing := tuple(key for key in ("url", "secret") if key not in (value or {})):
+        raise _Wrong("write {url: https://example.com/hook, secret: file:PATH}", f"no {_words(missing, 'and no')}")
+    return Webhook(given.get("url", ""), given.get("secret", ()))
+
+
+def _args(value: Any, at: _At) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise _Wrong('write a list of arguments such as [/usr/local/bin/retrain, --model, "{model}"]; there is no shell')
+    for i, arg in enumerate(value):
+        here = at.item(i)
+        if not isinstance(arg, str) or "\0" in arg or not (arg or i):
+            here.error(f"found {_show(arg)}; write a text, in quotes if it looks like a number")
+            continue
+        for name in PLACE.findall(arg):
+            if i == 0 or name not in PLACES:
+                remedy = "name a program" if i == 0 else _did_you_mean(name, PLACES)
+                here.error(f"found {{{name}}}; {remedy}")
+    return tuple(arg for arg in value if isinstance(arg, str))
+
+
+def _target(value: Any, at: _At) -> Target:
+    """Return what is called: a webhook, or a command with its limit."""
+    remedy = "write webhook: {url: ..., secret: ...} or command: [...]"
+    readers: dict[str, Reader] = {"webhook": _webhook, "command": _args, "limit": _some_time}
+    given = _fields(value, at, readers, remedy)
+    kinds = [key for key in ("webhook", "command") if key in (value or {})]
+    if len(kinds) == 2 or (value or {}).keys() <= {"limit"}:
+        raise _Wrong(remedy, "both of webhook and command" if kinds else "neither webhook nor command")
+    if "webhook" in kinds and "limit" in value:
+        at.child("limit").error("found it with a webhook, which has 15 s; leave it out")
+    if "webhook" in kinds:
+        hook: Webhook = given.get("webhook", Webhook("", ()))
+        return hook
+    return Command(given.get("command", ()), given.get("limit", Command(()).limit))
+
+
+def _deliver(value: Any, at: _At) -> tuple[Target, ...]:
+    if not isinstance(value, list):
+        raise _Wrong("write a list such as [{command: [/usr/local/bin/publish]}], or []")
+    return tuple(target for i, item in enumerate(value) for target in _read(_target, item, at.item(i)))
+
+
+def _actions(value: Any, at: _At) -> dict[str, Target]:
+    found = {}
+    for name, body in _mapping(value, at, "write a mapping such as {retrain: {command: [/usr/local/bin/retrain]}}").items():
+        here = at.child(name)
+        if name in (*ACTIONS, DELIVER):
+            here.error(f"found {name!r}, which is the agent's own; write another name")
+        elif _read(_name, name, here):
+            for target in _read(_target, body, here):
+                found[name] = target
+    return found
+
+
+def _action(value: Any, at: _At) -> str:
+    """Return the action of a rule; whether it is a configured one shows when the whole file is seen."""
+    if not isinstance(value, str):
+        raise _Wrong(f"write {_words((*ACTIONS, 'the name of one of actions'))}")
+    return value
+
+
 def _waiting(value: Any, at: _At) -> int:
     given = _fields(value, at, {"rows": _amount(_COUNTS, "20M", MOST_ROWS)})
     return int(given.get("rows", Config().waiting_rows))
@@ -959,7 +1078,7 @@ _RULE: Mapping[str, Reader] = {
     "min_n": _count,
     "hold": _duration,
     "severity": _one_of(*SEVERITIES),
-    "action": _one_of(*ACTIONS),
+    "action": _action,
 }
 
 
@@ -1105,6 +1224,7 @@ def _shared(before: Model) -> dict[str, Reader]:
         "follow_within": _some_time,
         "labels": _labels(before.labels),
         "review": _review(before.review),
+        "deliver": _deliver,
         "idle_after": _some_time,
         "false_alarms_per_year": _false_alarms(before.false_alarms),
         "rules": _rules(before.rules),
@@ -1287,6 +1407,7 @@ def parse(text: str, where: str, base: Path) -> Config:
         "tick": _some_time,
         "sources": _sources,
         "tokens": _tokens,
+        "actions": _actions,
         "defaults": lambda value, at: defaults,
         "models": _models(defaults),
         "hash": _one_of(*HASHES),
@@ -1310,6 +1431,11 @@ def _check(at: _At, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         at.child("models").error("found nothing; write at least one model such as fraud: {}")
     if given.get("clock") == "events" and DAY % given.get("tick", HOUR):
         at.child("tick").error(f"found {tree['tick']!r}, which does not divide a day; write one that does, such as 1h")
+    named = tree.get("actions")
+    actions = (*ACTIONS, *(str(name) for name in named)) if isinstance(named, dict) else ACTIONS
+    for place, name in _rule_actions(at, tree):
+        if name not in actions:
+            place.error(f"found {name!r}; {_did_you_mean(name, actions)}")
     tokens = tree.get("tokens") or {}
     if "api" in given and not given["api"].loopback and isinstance(tokens, dict):
         missing = tuple(f"tokens.{key}" for key in TOKENS if tokens.get(key) is None)
@@ -1318,6 +1444,18 @@ def _check(at: _At, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
                 f"found {str(given['api'])!r}, which other machines reach, without {_words(missing, 'and')}; "
                 "set tokens.ingest and tokens.decide or listen on 127.0.0.1"
             )
+
+
+def _rule_actions(at: _At, tree: Mapping[str, Any]) -> Iterator[tuple[_At, str]]:
+    """Yield where a rule names its action, and the name."""
+    models = tree.get("models")
+    places = [(at.child("defaults"), tree.get("defaults"))]
+    places += [(at.child("models").child(name), body) for name, body in models.items()] if isinstance(models, dict) else []
+    for place, body in places:
+        rules = body.get("rules") if isinstance(body, dict) else None
+        for rule, said in rules.items() if isinstance(rules, dict) else ():
+            if isinstance(said, dict) and isinstance(said.get("action"), str):
+                yield place.child("rules").child(rule).child("action"), said["action"]
 
 
 FIXED = ("state", "api", "metrics", "clock", "hash")
@@ -1355,7 +1493,8 @@ def effective(config: Config, secrets: bool = False) -> dict[str, Any]:
         "tick": written_duration(config.tick),
         "sources": [_describe_source(source) for source in config.sources],
         "tokens": shown,
-        "models": {name: _describe_model(model) for name, model in config.named.items()},
+        "actions": {name: _describe_target(target, secrets) for name, target in config.actions.items()},
+        "models": {name: _describe_model(model, secrets) for name, model in config.named.items()},
         "hash": config.hash,
         "waiting": {"rows": _written(config.waiting_rows, _COUNTS)},
     }
@@ -1382,7 +1521,16 @@ def _describe_source(source: HttpSource | FileSource) -> dict[str, Any]:
             return {"file": {"path": str(path), "kind": kind, "follow": follow, "format": format}}
 
 
-def _describe_model(model: Model) -> dict[str, Any]:
+def _describe_target(target: Target, secrets: bool) -> dict[str, Any]:
+    match target:
+        case Webhook(url, given):
+            shown = [s if secrets or s.startswith(("file:", "env:")) else HIDDEN for s in given]
+            return {"webhook": {"url": url, "secret": shown}}
+        case Command(args, limit):
+            return {"command": list(args), "limit": written_duration(limit)}
+
+
+def _describe_model(model: Model, secrets: bool) -> dict[str, Any]:
     return {
         **_describe_classes(model),
         "versions": dict(model.versions),
@@ -1404,6 +1552,7 @@ def _describe_model(model: Model) -> dict[str, Any]:
         "review": {"per_day": _written(model.review, _COUNTS)} if model.review else "off",
         "false_alarms_per_year": dict(model.false_alarms),
         "rules": {**dict.fromkeys(SHIPPED, "off"), **{rule.name: _describe_rule(rule) for rule in model.rules}},
+        "deliver": [_describe_target(target, secrets) for target in model.deliver],
         "idle_after": written_duration(model.idle_after),
     }
 

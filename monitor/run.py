@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from monitor.actions.outbox import Sender
 from monitor.actions.rollback import PolicyError
 from monitor.agent import Agent
 from monitor.clock import EventClock, WallClock, wall
@@ -680,6 +681,15 @@ class Running:
         except PolicyError as e:
             raise Missing(str(e)) from None
 
+    def _outbox(self) -> Any:
+        return self.loop.agent.outbox.listed()
+
+    def _redeliver(self, ident: str, done: str, who: str, reason: str) -> Any:
+        try:
+            return self.loop.agent.redeliver(ident, done, who, reason)
+        except LookupError as e:
+            raise Missing(str(e.args[0])) from None
+
     def _audit(self, name: str) -> Any:
         return self._found(self.loop.agent.audit, name)
 
@@ -755,6 +765,26 @@ def _ticking(loop: Loop, api: Running, config: Config) -> Iterator[None]:
         timer.shutdown(wait=False)
 
 
+@contextlib.contextmanager
+def _sending(loop: Loop, config: Config) -> Iterator[None]:
+    """Send what the journal gives cause to; where nobody is to be told there is no thread for it."""
+    if config.clock == "events" or not (config.delivers or loop.agent.outbox.counts[0]):
+        yield
+        return
+
+    def ask(call: Callable[[], Any]) -> Any:
+        job = Job(Future(), call=call)
+        loop.inbox.put(job)
+        return job.future.result()
+
+    sender = Sender(ask, lambda: loop.agent.outbox, config.hidden)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
+
+
 def run(config: Config, version: str, started: Callable[[str, str], None]) -> None:
     """Run the agent until SIGTERM or SIGINT; `started(api, metrics)` gets the addresses once both listen.
 
@@ -781,7 +811,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     thread = threading.Thread(target=loop.run, name="scorewatch")
     thread.start()
     try:
-        with _ticking(loop, api, config):
+        with _ticking(loop, api, config), _sending(loop, config):
             asyncio.run(main())
     finally:
         loop.stopping.set()

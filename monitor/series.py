@@ -210,6 +210,11 @@ SERIES: dict[str, Series] = {
     "scorewatch_store_failing": Series("gauge", (), "1 while the state directory cannot be written, else 0."),
     "scorewatch_store_failures_total": Series("counter", (), "Commits that failed; nothing of them was acknowledged."),
     "scorewatch_source_failures_total": Series("counter", ("source",), "Reads of a source that failed; they are tried again."),
+    "scorewatch_deliveries_total": Series(
+        "counter", ("action", "reason"), "Tries to deliver a message since the agent started, by how they ended."
+    ),
+    "scorewatch_outbox_waiting": Series("gauge", (), "Messages that wait for being delivered, or for the next try."),
+    "scorewatch_outbox_dead": Series("gauge", (), "Messages that were given up; a person can let them be tried again."),
     "scorewatch_action_failures_total": Series("counter", ("action",), "Actions and policy files that failed."),
     "scorewatch_config_reload_success": Series(
         "gauge", (), "0 when the configuration was last read anew and refused: the agent goes on with the one before. Else 1."

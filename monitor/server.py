@@ -236,6 +236,16 @@ def api_app(api: Api) -> Starlette:
             await asyncio.sleep(0.1)
         return dict(found)
 
+    async def outbox(_: Request) -> Response:
+        return json_response(await _ask(api, "outbox"))
+
+    def redeliver(done: str) -> Callable[[Request], Awaitable[Response]]:
+        async def post(request: Request) -> Response:
+            _, who, reason = await _signed(api, request)
+            return json_response(await _ask(api, "redeliver", ident=request.path_params["id"], done=done, who=who, reason=reason))
+
+        return post
+
     def change(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
             given, who, reason = await _signed(api, request)
@@ -298,6 +308,9 @@ def api_app(api: Api) -> Starlette:
         Route("/v1/data", data),
         Route("/v1/proposals", proposals),
         Route("/v1/proposals/{id:int}", answer, methods=["POST"]),
+        Route("/v1/outbox", outbox),
+        Route("/v1/outbox/{id}/retry", redeliver("retried"), methods=["POST"]),
+        Route("/v1/outbox/{id}/discard", redeliver("discarded"), methods=["POST"]),
         Route("/v1/models/{model}/reliability", of_window(reliability_of)),
         Route("/v1/models/{model}/curves", of_window(curves_of)),
         Route("/v1/models/{model}/features", features),

@@ -96,5 +96,7 @@ def _text(item: dict[str, Any]) -> str:
         return f"  ◇ {at}  {who} proposal {item['proposal']} {answer} by {item['who']}: {item['reason']}"
     if kind == "reload":
         return f"  ◆ {at}  configuration read anew by {item['who']}: {item['reason']}"
+    if kind == "delivery":
+        return f"  ◆ {at}  {who} message {item['message']} for {item['action']} {item['done']} by {item['who']}: {item['reason']}"
     verb = "rolled back to" if kind == "rolled_back" else "activated"
     return f"  ◆ {at}  {who} {verb} policy {item['policy']} by {item['who']}: {item['reason']}"

@@ -11,6 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monitor import config
+from monitor.actions.command import Command
+from monitor.actions.webhook import Webhook
 from monitor.config import (
     NAME,
     Address,
@@ -39,7 +41,7 @@ NAMES = ", ".join(METRICS) + ", policy_volume, unfollowed_share, volume_ratio or
 RULE_KEYS = "detector, metric, basis, window, fires, resolves, min_n, hold, severity or action"
 MODEL_KEYS = (
     "versions, baseline, policies, segments, features, threshold, per_day, classes, labels_mode, score, sum_tolerance, "
-    "mode, recalibrate, follow_within, labels, review, idle_after, false_alarms_per_year or rules"
+    "mode, recalibrate, follow_within, labels, review, deliver, idle_after, false_alarms_per_year or rules"
 )
 SOME = "write how many false alarms a year are acceptable, from 0.001 to 365"
 BUDGET = "write a mapping such as {critical: 0.25, warning: 4}"
@@ -83,18 +85,19 @@ TOP = [
     ("modles: {a: }\nmodels: {a: }", "modles: found an unknown key; did you mean models?"),
     (
         "zzz: 1\nmodels: {a: }",
-        "zzz: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, defaults, models, hash or waiting",
+        "zzz: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, actions, defaults, models, hash or "
+        "waiting",
     ),
     ("3: 1\nmodels: {a: }", "3: found 3 as a key; put it in quotes"),
     ("~: 1\nmodels: {a: }", "null: found nothing as a key; put it in quotes"),
     (
         "features: []\nmodels: {a: }",
-        "features: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, defaults, models, hash or "
-        "waiting",
+        "features: found an unknown key; write state, api, metrics, clock, tick, sources, tokens, actions, defaults, models, "
+        "hash or waiting",
     ),
     ("inherit: 1\nmodels: {a: }", "inherit: found 1; not available in this version, leave it out"),
     ("<<: {clock: wall}\nmodels: {a: }", ("'<<': found an unknown key; write state, api, metrics, clock, tick, sources, tokens, "
-     "defaults, models, hash or waiting")),
+     "actions, defaults, models, hash or waiting")),
     ("models: {404: }", "models.404: found 404 as a key; put it in quotes"),
     ('models: {"a\\tb": }', f"models.'a\\tb': found 'a\\tb'; {A_NAME}"),
     ("models: {a: 5}", f"models.a: found 5; write {{}} or a mapping with the keys {MODEL_KEYS}"),
@@ -196,7 +199,8 @@ SETTINGS = [
     (
         "defaults: {segments: [a]}",
         (
-            "defaults.segments: found an unknown key; write mode, recalibrate, follow_within, labels, review, idle_after, false_alarms_per_year or rules"
+            "defaults.segments: found an unknown key; write mode, recalibrate, follow_within, labels, review, deliver, "
+            "idle_after, false_alarms_per_year or rules"
         ),
     ),
     ("defaults: {false_alarms_per_year: {critical: 0}}", f"defaults.false_alarms_per_year.critical: found 0; {SOME}"),
@@ -754,6 +758,116 @@ def test_rules_of_labels_by_verdict_code() -> None:
     assert labels.rules == (negative, LabelRule("unknown"), negative, negative, LabelRule("negative", never=True), negative)
 
 
+SECRET = "whsec_" + "MDEy" * 8
+TARGET = "write webhook: {url: ..., secret: ...} or command: [...]"
+ARGUMENTS = 'write a list of arguments such as [/usr/local/bin/retrain, --model, "{model}"]; there is no shell'
+A_SECRET = "write file:PATH or env:NAME of whsec_ and 24 to 64 bytes in base64"
+A_URL = "write a URL such as https://example.com/hook, without user and password"
+
+
+def test_who_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actions and deliver are webhooks and commands, a rule may name an action; describe hides a secret of the file itself."""
+    (tmp_path / "hook").write_text(SECRET + "\n")
+    monkeypatch.setenv("HOOK", SECRET)
+    monkeypatch.setenv("DECIDE", "x")
+    text = f"""
+actions:
+  retrain: {{webhook: {{url: "https://a.example/x?y=1", secret: [file:hook, env:HOOK, {SECRET}]}}}}
+  page: {{command: [page, "--of={{model}}", '{{"a": 1}}', ""], limit: 5s}}
+tokens: {{decide: env:DECIDE}}
+defaults: {{deliver: [{{command: [a]}}]}}
+models: {{m: , n: {{deliver: [{{webhook: {{url: "http://b:1", secret: env:HOOK}}}}, {{command: [b]}}],
+         rules: {{x: {{metric: ece, fires: {{above: 1}}, resolves: {{below: 1}}, action: page}}}}}}, o: {{deliver: []}}}}
+"""
+    found = parse(text, "f.yaml", tmp_path)
+    retrain = Webhook("https://a.example/x?y=1", (f"file:{tmp_path}/hook", "env:HOOK", SECRET))
+    assert found.actions == {"retrain": retrain, "page": Command(("page", "--of={model}", '{"a": 1}', ""), 5_000)}
+    assert [m.deliver for m in found.models.values()] == [
+        (Command(("a",), 60_000),),
+        (Webhook("http://b:1", ("env:HOOK",)), Command(("b",), 60_000)),
+        (),
+    ]
+    assert [r.action for r in found.models["n"].rules if r.name == "x"] == ["page"]
+    assert (found.delivers, found.hidden) == (True, {"HOOK", "DECIDE"})
+    assert not replace(found, clock="events").delivers
+    assert not read("models: {m: }").delivers
+    assert parse(describe(found, secrets=True), "f.yaml", Path("/other")) == found
+    assert SECRET not in describe(found) + repr(found)
+    assert "- '***'\n" in describe(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("5", f": found 5; {TARGET}"),
+        ("{}", f": found neither webhook nor command; {TARGET}"),
+        (f"{{command: [a], webhook: {{url: 'http://a', secret: {SECRET}}}}}", f": found both of webhook and command; {TARGET}"),
+        ("{comand: [a]}", ".comand: found an unknown key; did you mean command?"),
+        ("{command: a b}", f".command: found 'a b'; {ARGUMENTS}"),
+        ("{command: []}", f".command: found a list; {ARGUMENTS}"),
+        ("{command: [a, 5]}", ".command[1]: found 5; write a text, in quotes if it looks like a number"),
+        ("{command: ['']}", ".command[0]: found ''; write a text, in quotes if it looks like a number"),
+        ("{command: [a, '{modle}']}", ".command[1]: found {modle}; did you mean model?"),
+        ("{command: ['{model}']}", ".command[0]: found {model}; name a program"),
+        ("{command: [a], limit: 0s}", ".limit: found '0s'; write a duration longer than 0s"),
+        (
+            f"{{webhook: {{url: 'http://a', secret: {SECRET}}}, limit: 1s}}",
+            ".limit: found it with a webhook, which has 15 s; leave it out",
+        ),
+        ("{webhook: }", ".webhook: found no url and no secret; write {url: https://example.com/hook, secret: file:PATH}"),
+        (f"{{webhook: {{url: 'ftp://a', secret: {SECRET}}}}}", f".webhook.url: found 'ftp://a'; {A_URL}"),
+        (f"{{webhook: {{url: 'https://u:p@a', secret: {SECRET}}}}}", f".webhook.url: found an unusable URL; {A_URL}"),
+        (f"{{webhook: {{url: 'https://a:x', secret: {SECRET}}}}}", f".webhook.url: found an unusable URL; {A_URL}"),
+        ("{webhook: {url: 'http://a', secret: 5}}", f".webhook.secret: found a value that is no string; {A_SECRET}"),
+        ("{webhook: {url: 'http://a', secret: []}}", ".webhook.secret: found a list; write at least one secret"),
+        (
+            "{webhook: {url: 'http://a', secret: [hush]}}",
+            ".webhook.secret[0]: found an unusable secret (it holds no whsec_ and 24 to 64 bytes in base64); " + A_SECRET,
+        ),
+        (
+            "{webhook: {url: 'http://a', secret: file:none}}",
+            f".webhook.secret: found an unusable secret (/base/none cannot be read (No such file or directory)); {A_SECRET}",
+        ),
+    ],
+)
+def test_target_errors(body: str, message: str) -> None:
+    """Whatever is wrong with a webhook or a command is named, at an action as at a delivery; a secret is not repeated."""
+    assert errors(f"actions: {{retrain: {body}}}\nmodels: {{m: }}") == f"f.yaml: actions.retrain{message}"
+    assert errors(f"models: {{m: {{deliver: [{body}]}}}}") == f"f.yaml: models.m.deliver[0]{message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("actions: [a]", "actions: found a list; write a mapping such as {retrain: {command: [/usr/local/bin/retrain]}}"),
+        (
+            "actions: {rollback: {command: [a]}}",
+            "actions.rollback: found 'rollback', which is the agent's own; write another name",
+        ),
+        ("actions: {deliver: {command: [a]}}", "actions.deliver: found 'deliver', which is the agent's own; write another name"),
+        (
+            "defaults: {deliver: 5}",
+            "defaults.deliver: found 5; write a list such as [{command: [/usr/local/bin/publish]}], or []",
+        ),
+        (
+            "actions: {retrain: {command: [a]}}\ndefaults: {rules: {policy_volume: {action: retrian}}}",
+            "defaults.rules.policy_volume.action: found 'retrian'; did you mean retrain?",
+        ),
+        (
+            "defaults: {rules: {policy_volume: {action: page}}}",
+            "defaults.rules.policy_volume.action: found 'page'; write none or rollback",
+        ),
+        (
+            "defaults: {rules: {policy_volume: {action: 5}}}",
+            "defaults.rules.policy_volume.action: found 5; write none, rollback or the name of one of actions",
+        ),
+    ],
+)
+def test_who_is_told_errors(text: str, message: str) -> None:
+    """An action has a name of its own, and a rule names one that exists."""
+    assert errors(f"{text}\nmodels: {{m: }}") == f"f.yaml: {message}"
+
+
 CALIBRATION, VOLUME = SHIPPED["calibration"], SHIPPED["policy_volume"]
 
 
@@ -1006,6 +1120,7 @@ sources:
 tokens:
   ingest: null
   decide: null
+actions: {}
 models:
   churn:
     versions: {}
@@ -1085,6 +1200,7 @@ models:
       policy_not_followed: off
       data_loss: off
       label_coverage: off
+    deliver: []
     idle_after: 1d
 hash: xxh3
 waiting:

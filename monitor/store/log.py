@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ create table if not exists passed (version integer, kind text, at integer, table
                                    primary key (version, kind, at)) without rowid;
 create table if not exists journal (seq integer primary key, at integer, who text, kind text, model text, version text,
                                     body text, previous text);
+create table if not exists outbox (id text primary key, entry integer, action text, place integer, model text, version text,
+                                   type text, body text, at integer, due integer, tries integer, dead integer, reason text,
+                                   detail text);
 """
 
 
@@ -46,6 +49,7 @@ class Log:
     """One connection, used by one thread at a time, opened exclusively; not `durable` is for states that are thrown away.
 
     `head` is the number and the hash of the newest journal entry, 0 and empty before the first.
+    `follow` is called with entries that are appended to the journal, in the same transaction.
     """
 
     def __init__(self, path: Path, durable: bool = True) -> None:
@@ -66,6 +70,7 @@ class Log:
             self.db.close()
             raise StateError(f"{path}: not a log of Scorewatch ({e}); move it away or choose another `state`") from None
         self.head = self.kept_head() or self._last()
+        self.follow: Callable[[list[Entry]], None] = lambda entries: None
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -195,6 +200,7 @@ class Log:
         if added:
             # No entry says what the newest one was; without this it could be changed or taken out and nobody would know.
             self.set_meta({_HEAD: "{}:{}".format(*self.head)})
+        self.follow(added)
         return added
 
     def journal(self) -> list[Entry]:
