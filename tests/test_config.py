@@ -1039,12 +1039,18 @@ def test_shipped_examples(tmp_path: Path) -> None:
     lines = SHIPPED_FILE.read_text().split("\n")[3:]
     text = "\n".join(line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in lines)
     text = text.replace("  - http: {}", "  # - http: {}").replace("/data/", f"{tmp_path}/").replace("env:SCOREWATCH_", "")
+    text = text.replace("file:/run/secrets/hook", SECRET)
     (tmp_path / "labels.csv.gz").touch()
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines" / "fraud-v7.json").touch()
     found = parse(text, "f.yaml", tmp_path)
     assert [type(s) for s in found.sources] == [HttpSource, FileSource, FileSource]
-    assert replace(found, sources=Config().sources, tokens=Tokens(), models={}) == Config()
+    assert replace(found, sources=Config().sources, tokens=Tokens(), models={}, actions={}) == Config()
+    assert found.actions == {
+        "retrain": Webhook("https://ci.example/hook", (SECRET,)),
+        "page": Command(("/usr/local/bin/page", "--model={model}")),
+    }
+    assert found.models["fraud"].deliver == (Command(("python3", "/opt/configmap.py", "fraud-policy", "serving")),)
     assert [found.models[name] for name in ("*", "churn")] == [Model("*"), Model("churn")]
     fraud = found.models["fraud"]
     off = ("policy_volume", "score_drift")

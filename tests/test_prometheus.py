@@ -162,7 +162,7 @@ def exported(text):
 @pytest.fixture(scope="module")
 def stream(module_agent):
     """Return an agent that was taken through all stages: nothing, events only, days that matured, a firing alert."""
-    wall = module_agent(WALL, "wall")
+    wall = module_agent(WALL.replace("w: {}", "w: {deliver: [{command: ['true']}]}"), "wall")
     home = wall.folder.parent / "agent"
     home.mkdir()
     write_baseline(home)  # it must be there when the agent starts
@@ -504,6 +504,7 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         "ScorewatchTickStale": ("ok", "", "inactive"),
         "ScorewatchEventsRejected": ("ok", "", "inactive"),
         "ScorewatchStoreFailing": ("ok", "", "inactive"),
+        "ScorewatchNotDelivered": ("ok", "", "inactive"),
         "ScorewatchWaitingOverflow": ("ok", "", "inactive"),
         "ScorewatchLabelsDropped": ("ok", "", "inactive"),
         "ScorewatchLabelsEarly": ("ok", "", "inactive"),
