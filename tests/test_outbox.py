@@ -552,3 +552,33 @@ def test_stopping_does_not_wait_for_a_receiver(agent, receiver):
     log = Log(a.folder / "state" / "log.db")
     assert log.db.execute("select count(*) from outbox").fetchone() == (1,)
     log.close()
+
+
+def test_an_alert_is_handed_on_to_the_action_of_its_rule(agent, receiver, tmp_path):
+    """An alert that begins to fire calls the configured action once, with what the journal says; with mode off nobody."""
+    rule = "{metric: flagged_share, basis: scored, window: 1h, fires: {above: 0.5}, resolves: {below: 0.4}, min_n: 20"
+    text = f"""\
+state: state
+api: 127.0.0.1:0
+metrics: 127.0.0.1:0
+tick: 1s
+actions: {{page: {{webhook: {{url: "{receiver.url}", secret: {SECRET}}}}}}}
+models:
+  m: {{mode: auto, rules: {{many: {rule}, action: page}}}}}}
+  silent: {{mode: "off", rules: {{many: {rule}, action: page}}}}}}
+"""
+    a = agent(text)
+    events = [{"id": f"{i}", "ts": wall(), "model": m, "version": "v1", "score": 0.9, "verdict": "flag"} for i in range(50)
+              for m in ("m", "silent")]  # fmt: skip
+    a.post("predictions", events)
+    until(lambda: receiver.got)
+    said = verify(SECRET, *receiver.got[0])
+    assert said["type"] == "alert.fired"
+    about = {"model": "m", "version": "v1", "rule": "many", "action": "page", "severity": "warning"}
+    assert {k: said["data"][k] for k in about} == about
+    assert (said["data"]["observed"]["value"], said["data"]["observed"]["n"]) == (1.0, 50)
+    told = until(lambda: [i for i in a.ask("/v1/timeline")[1] if i["kind"] == "decision"])
+    assert {i["model"]: (i["allowed"], i["reason"]) for i in told} == {"m": (True, "sent"), "silent": (False, "mode_off")}
+    time.sleep(2.2)  # two more ticks
+    assert len(receiver.got) == 1
+    assert a.ask("/v1/outbox")[1] == []
