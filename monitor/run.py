@@ -777,7 +777,7 @@ def _sending(loop: Loop, config: Config) -> Iterator[None]:
         loop.inbox.put(job)
         return job.future.result()
 
-    sender = Sender(ask, lambda: loop.agent.outbox, config.hidden)
+    sender = Sender(ask, lambda: loop.agent.outbox, lambda: loop.agent.config.hidden)
     sender.start()
     try:
         yield

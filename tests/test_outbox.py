@@ -67,7 +67,7 @@ class Box:
             return self.log.add_entries(1_700_000_000_000, "ann", entries)
 
     def sender(self):
-        return Sender(self.ask, lambda: self.outbox, ())
+        return Sender(self.ask, lambda: self.outbox, tuple)
 
     def counted(self):
         return {key: n for key, n in self.counts.items() if n}
@@ -332,7 +332,7 @@ def test_a_store_that_fails_is_told_again_and_nothing_is_sent_twice(box, receive
             raise RuntimeError("the store failed")
         return b.ask(call)
 
-    sender = Sender(ask, lambda: b.outbox, ())
+    sender = Sender(ask, lambda: b.outbox, tuple)
     sender.PATIENCE = 0.05
     receiver.answers = [0.3]  # silent for so long that the store fails meanwhile
     sender.start()
@@ -582,3 +582,25 @@ models:
     time.sleep(2.2)  # two more ticks
     assert len(receiver.got) == 1
     assert a.ask("/v1/outbox")[1] == []
+
+
+def test_a_replay_calls_nobody(tmp_path, receiver, capsys):
+    """Alerts of a replay are decided about as ever, also with the clock wall in the file, but nobody hears of them."""
+    rule = "{metric: flagged_share, basis: scored, window: 1h, fires: {above: 0.5}, resolves: {below: 0.4}, min_n: 20"
+    (tmp_path / "config.yaml").write_text(f"""\
+state: state
+actions: {{page: {{webhook: {{url: "{receiver.url}", secret: {SECRET}}}}}}}
+models:
+  m: {{mode: auto, labels: {{horizon: 24h}}, rules: {{many: {rule}, action: page}}}}}}
+""")
+    event = {"model": "m", "version": "v1", "score": 0.9, "verdict": "flag"}
+    lines = (json.dumps({"id": f"{i}", "ts": 1_700_000_000_000 + i * 100_000, **event}) for i in range(100))
+    (tmp_path / "events.ndjson").write_text("\n".join(lines))
+    args = ["--json", "--state", str(tmp_path / "kept"), str(tmp_path / "events.ndjson")]
+    assert cli.main(["replay", "--config", str(tmp_path / "config.yaml"), *args]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(i["action"], i["reason"]) for i in said if i["kind"] == "decision"] == [("page", "sent")]
+    log = Log(tmp_path / "kept" / "log.db")
+    assert log.db.execute("select count(*) from outbox").fetchone() == (0,)
+    log.close()
+    assert receiver.got == []

@@ -287,14 +287,16 @@ class Sender:
     """Sends what waits, in threads of its own: one message at a time to each target, and at most eight together.
 
     `outbox` returns the present one, `ask` runs a call in the store's thread and returns what it returned; it raises when the
-    store fails. Commands do not see the `hidden` variables of the environment.
+    store fails. Commands do not see the variables of the environment that `hidden` returns.
     """
 
     MOST = 8
     PATIENCE = 1.0
     """Seconds until it looks again at the latest."""
 
-    def __init__(self, ask: Callable[[Callable[[], Any]], Any], outbox: Callable[[], Outbox], hidden: Collection[str]) -> None:
+    def __init__(
+        self, ask: Callable[[Callable[[], Any]], Any], outbox: Callable[[], Outbox], hidden: Callable[[], Collection[str]]
+    ) -> None:
         self.ask, self.outbox, self.hidden = ask, outbox, hidden
         self.stopping = threading.Event()
         self._busy: dict[tuple[str, str, int], threading.Thread] = {}
@@ -360,5 +362,5 @@ class Sender:
             case Webhook():
                 return target.send(item.id, item.body, int(time.time()))
             case Command():
-                return target.run(item.values, item.body, self.stopping, self.hidden)
+                return target.run(item.values, item.body, self.stopping, self.hidden())
         return "not_configured", ""
