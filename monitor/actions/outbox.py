@@ -179,8 +179,7 @@ class Outbox:
 
     def _keep_few(self) -> None:
         """Give up the oldest of too many that wait, and forget the oldest of too many dead ones."""
-        over = self._oldest(0)
-        for ident, action in over:
+        for ident, action in self._oldest(0):
             self.log.db.execute("update outbox set dead = 1, reason = 'overflow', detail = '' where id = ?", (ident,))
             self.count("scorewatch_deliveries_total", 1, action=action, reason="overflow")
         for ident, action in self._oldest(1):
@@ -331,8 +330,14 @@ class Sender:
                     del self._busy[self._done.popleft()]
             now = wall()
             self._begin([(item, target) for item, target in waiting if item.waits(now) <= 0])
-            soonest = min((item.waits(now) / 1000 for item, _ in waiting if item.lane not in self._busy), default=self.PATIENCE)
-            news.wait(min(max(soonest, 0.01), self.PATIENCE))
+            news.wait(self._patience(waiting, now))
+
+    def _patience(self, waiting: list[tuple[Item, Target | None]], now: int) -> float:
+        """Return how many seconds there is nothing to begin unless there is news, such as a delivery that ended."""
+        if len(self._busy) >= self.MOST:
+            return self.PATIENCE
+        soonest = min((item.waits(now) / 1000 for item, _ in waiting if item.lane not in self._busy), default=self.PATIENCE)
+        return min(max(soonest, 0.01), self.PATIENCE)
 
     def _begin(self, due: list[tuple[Item, Target | None]]) -> None:
         for item, target in due:
