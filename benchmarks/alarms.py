@@ -27,6 +27,7 @@ from monitor.core.detectors import DETECTORS, Nulls, log_threshold, nulls
 from monitor.core.events import Floats
 from monitor.core.metrics.calibration import calibration_edges, ece
 from monitor.core.metrics.drift import counts, psi_of
+from monitor.core.policy import Policy, policy
 from monitor.core.power import Population, Watch, watched
 from monitor.core.readings import LabelRule, mature, scored
 from monitor.core.tables import EDGES, Table, edges_of_width, total
@@ -99,6 +100,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.world}, {self.effects}, {self.rows}, {self.baseline}, {self.repetition}"
+
+    @property
+    def policy(self) -> Policy:
+        """Return what decides."""
+        return policy("", self.world, "", {"all": WORLDS[self.world].threshold})
 
     def rng(self, what: int) -> np.random.Generator:
         """Return the generator of one kind of days."""
@@ -179,7 +185,7 @@ def write_rows(path: Path, base: Sequence[Table], days: Sequence[Table], since: 
 def year(case: Case, folder: Path | None = None) -> dict[str, Any]:
     """Return the false alarms of a year in which nothing changes, by rule; with a folder write its rows for the peers."""
     base, days = stream(case, case.baseline, case.rng(0)), stream(case, YEAR, case.rng(1))
-    now = watches(nulls(by_slice(base), WORLDS[case.world].threshold, RULES))
+    now = watches(nulls(by_slice(base), case.policy, RULES))
     alarms = dict.fromkeys(now, 0)
     for i, tables in enumerate(days):
         for name, before in now.items():
@@ -195,7 +201,7 @@ def year(case: Case, folder: Path | None = None) -> dict[str, Any]:
 def change(case: Case, folder: Path | None = None) -> dict[str, Any]:
     """Return by change and rule after how many changed days it is found, infinity where it is not within AFTER days."""
     base, quiet = stream(case, case.baseline, case.rng(0)), stream(case, BEFORE, case.rng(2))
-    start = watches(nulls(by_slice(base), WORLDS[case.world].threshold, RULES))
+    start = watches(nulls(by_slice(base), case.policy, RULES))
     for i, tables in enumerate(quiet):
         start = {name: watched(w, i, tables) for name, w in start.items()}
     # An alarm that fires before anything happened has been answered: its evidence starts anew.

@@ -415,7 +415,8 @@ class Agent:
         closing = self._close(now)
         active = self._active(now)
         for w in active:
-            w.measure(now, self.served.cut(*w.name))
+            self._follow(w)
+            w.measure(now)
         self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
         self._explain(active, alerts, now)
@@ -484,6 +485,10 @@ class Agent:
         for w in self.watched.values():
             w.recount(now)
 
+    def _follow(self, w: Watched) -> None:
+        """Let a version be measured under the policy that decides now."""
+        w.follow(self.served.deciding(*w.name), self.served.calibrated_at(*w.name))
+
     def _close(self, now: int) -> dict[tuple[int, int], dict[str, Table]]:
         """Return the final tables of the days that matured since the last tick or have to be counted again."""
         started = self.clock.started if isinstance(self.clock, WallClock) else 0
@@ -528,7 +533,7 @@ class Agent:
             # What the live version is on a day that was counted again is another thing to be beside.
             again = {d for v, d in closing if v == w.code or (beside is not None and v == beside.code)}
             if w.role == "live" or beside is not None:
-                w.look(now, self.served.cut(*w.name), again, coming, beside)
+                w.look(now, again, coming, beside)
         for w in live:
             together = sum(v.looks.volume.get(w.looks.ended, 0) for v in live if v.model.name == w.model.name)
             w.looks.weigh(together)
@@ -911,19 +916,24 @@ class Agent:
     def _say(self, now: int) -> Snapshot:
         estimates: list[Estimate] = []
         measured: dict[tuple[Key, str], Reading] = {}
+        calibrated: dict[tuple[Key, str], tuple[Reading, Ints | None]] = {}
         views = []
         for w in self._active(now):
-            w.measure(now, self.served.cut(*w.name))
+            self._follow(w)
+            w.measure(now)
             assert w.measured is not None
             recent = w.recent(now)
-            estimates += (*recent, *w.measured.estimates, *w.promise[1], *w.look_ahead(now).estimates)
+            estimates += (*recent, *w.measured.estimates, *w.measured.calibrated, *w.promise[1], *w.look_ahead(now).estimates)
             measured |= w.measured.readings
+            calibrated |= w.measured.served
             served = self.served.standing(*w.name).served
             policy, threshold = self.served.current(*w.name), self.served.threshold(*w.name)
             view = w.view(now, policy, served[-1][0] if served else None, threshold, w.recent_inputs(now, recent))
             views.append(replace(view, **self.decider.shown(w.name)))
         closed = tuple((*self.store.versions.names[v], d) for v, d in sorted(self.store.closed))
-        return Snapshot(now, tuple(views), tuple(estimates), measured, tuple(self.alerts.values()), self.diagnoses, {}, closed)
+        alerts = tuple(self.alerts.values())
+        said = Snapshot(now, tuple(views), tuple(estimates), measured, alerts, self.diagnoses, {}, closed)
+        return replace(said, calibrated=calibrated)
 
     def all_months(self, name: str) -> list[dict[str, Any]]:
         """Return the estimates of every month of a model that has closed days."""

@@ -13,6 +13,7 @@ from monitor.core import power
 from monitor.core.baseline import Baseline
 from monitor.core.detectors import nulls
 from monitor.core.events import DAY
+from monitor.core.policy import policy as compose
 from monitor.core.power import Plan
 from monitor.core.sampling import LEAST
 from monitor.core.sizing import ENOUGH, PROCESS_BYTES, Load, Share, Sizing, size
@@ -144,7 +145,8 @@ def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
     if not whole.n:
         raise ValueError(f"the baseline of {baseline.model} {baseline.version} has no rows")
     per_day = model.per_day or round(whole.n / len(baseline.days["all"]))
-    expected = nulls(baseline.days, model.threshold, model.labels.rules, baseline.promises)
+    policy = None if model.threshold is None else compose("", model.name, baseline.version, {"all": model.threshold})
+    expected = nulls(baseline.days, policy, model.labels.rules, baseline.promises)
     limits = {r.detector: r.fires[1].high or 0.0 for r in model.rules if r.detector}
     population, horizon = power.observed(whole, threshold), model.labels.longest / DAY
     return power.plan(population, per_day, horizon, expected, model.labels.rules, limits, np.random.default_rng(0), runs)

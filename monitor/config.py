@@ -19,6 +19,7 @@ from monitor.actions.command import PLACE, PLACES, Command
 from monitor.actions.outbox import DELIVER, Target
 from monitor.actions.webhook import SecretError, Webhook, secret
 from monitor.core.days import MATURE, RECENT
+from monitor.core.detectors import OF_PROBABILITIES
 from monitor.core.events import DAY, HOUR, MINUTE, NONE, SECOND, VERDICTS
 from monitor.core.guards import MODES, UNDO_LIMIT, VOLUME_LIMIT
 from monitor.core.metrics import METRICS
@@ -48,8 +49,6 @@ OWN_READING = {
 """Basis and window of what is no metric of a reading but of several; each has one of its own."""
 LABELS_MODES = ("single", "multi")
 SCORES = ("probability", "logit", "margin")
-OF_PROBABILITIES = ("calibration", "high_confidence_errors")
-"""Detectors that read a score as a probability, which margins are none of."""
 TOP = "top"
 """The target of a model with classes that asks whether the predicted class was right."""
 TOKENS = ("ingest", "decide")

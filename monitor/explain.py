@@ -8,7 +8,7 @@ from monitor.core.before_labels import before_labels
 from monitor.core.days import Key
 from monitor.core.diagnosis import UNKNOWN, Diagnosis, Sign, Signs
 from monitor.core.events import DAY
-from monitor.core.metrics import Estimate
+from monitor.core.metrics import PROBABILITY, Estimate
 from monitor.core.rules import Alert
 from monitor.core.snapshot import Detection
 from monitor.watched import Watched
@@ -72,9 +72,11 @@ def _about(signs: Signs, alert: Alert) -> Signs:
 
 
 def _shown(w: Watched, now: int) -> dict[str, Estimate]:
-    """Return the estimates of the slice `all` over the last 28 mature days, by metric."""
+    """Return the estimates of the slice `all` over the last 28 mature days, by metric; probabilities are those served."""
     assert w.measured is not None
-    return {e.metric: e for e in w.measured.estimates if e.key.slice == "all" and e.window == "28d" and not e.reason}
+    served = [e for e in w.measured.calibrated if e.metric in PROBABILITY]
+    found = {e.metric: e for e in (*w.measured.estimates, *served) if e.key.slice == "all" and e.window == "28d"}
+    return {name: e for name, e in found.items() if not e.reason}
 
 
 def _value(e: Estimate | None) -> float | None:

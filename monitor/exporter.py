@@ -175,7 +175,7 @@ def _estimate(f: _Families, e: Estimate, role: str) -> None:
     if e.basis == "baseline":
         f.put(f"scorewatch_baseline_{e.metric}", e.value, *labels)
         return
-    name = f"{e.basis}_{e.metric}" if e.basis in ("nowcast", "estimated") else e.metric
+    name = f"{e.basis}_{e.metric}" if e.basis in ("nowcast", "estimated", "calibrated") else e.metric
     available = (e.key.model, e.key.version, e.key.slice, e.window, name, e.reason)
     f.put("scorewatch_estimate_available", 0.0 if e.reason else 1.0, *available)
     if e.metric == "mean_score" and e.reason == "margin_scores":

@@ -11,7 +11,7 @@ import msgspec
 
 from monitor.core import canary, detectors, readings
 from monitor.core.days import Key
-from monitor.core.detectors import EFFECTS, NO_EVIDENCE, Evidence, Nulls
+from monitor.core.detectors import EFFECTS, NO_EVIDENCE, OF_PROBABILITIES, Evidence, Nulls
 from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate
 from monitor.core.readings import LabelRule
@@ -97,7 +97,8 @@ def limit_of(rule: Rule) -> float:
 class Looks:
     """The evidence of the rules with a detector, by rule; all of it can be made again from the day tables.
 
-    `since` is the first day that counts for a rule, `changed` the first whole day under the present threshold. `mature` and
+    `since` is the first day that counts for a rule, `changed` the first whole day under what `decides` at present, and
+    `calibrated` the first one on which scores were served as they are now. `mature` and
     `ended` are the newest days looked at. `history` holds the evidence after each of the last mature days, `dirty` the oldest
     day that was counted again since. `volume` are rows by day that ended, `recent` their scores, `coverage` by mature day the
     share of the labels that came of those expected and the rows, `skipped` why one was not looked at. `turn` counts changes. Of
@@ -109,8 +110,9 @@ class Looks:
     canary: str = ""
     evidence: dict[str, Evidence] = field(default_factory=dict)
     since: dict[str, int] = field(default_factory=dict)
-    threshold: float | None = None
+    decides: str = ""
     changed: int = 0
+    calibrated: int = 0
     first: int = 0
     weight: float = 1.0
     mature: int = -1
@@ -128,13 +130,18 @@ class Looks:
 
     # Where it starts.
 
-    def expect(self, digest: str, test: Promise | Beside, threshold: float | None, first: int, today: int) -> None:
+    def expect(self, digest: str, test: Promise | Beside, decides: str, first: int, today: int, calibrated: int = 0) -> None:
         """Take what detectors expect from now on; `first` is the first day after the baseline, `today` the current one.
 
-        Days under another threshold say nothing about this one. After another baseline, of another `digest`, all mature days
-        are looked at again; those that only ended are gone.
+        Days under another rule than what `decides` say nothing about this one, and those before `calibrated` nothing about the
+        scores that are served. After another baseline, of another `digest`, all mature days are looked at again; those that
+        only ended are gone.
         """
-        if self.threshold != threshold and self.digest:
+        if self.calibrated != calibrated:
+            self.calibrated = calibrated
+            for rule in (r for r in self.rules if r.detector in OF_PROBABILITIES):
+                self._anew(rule.name, calibrated)
+        if self.decides != decides and self.digest:
             self.changed = today + 1
             for rule in (r for r in self.rules if METRICS[r.shown].decided):
                 self._anew(rule.name, self.changed)
@@ -142,7 +149,7 @@ class Looks:
             # A live version is weighed anew, a canary never is.
             self.evidence, self.history, self.dirty, self.weight = {}, {}, 0, 1.0 if self.canary else 0.0
             self._changed()
-        self.digest, self.test, self.threshold, self.first = digest, test, threshold, first
+        self.digest, self.test, self.decides, self.first = digest, test, decides, first
 
     def learn(self) -> None:
         """Look at all mature days again together with the next new one, as what is expected of them was learnt anew."""
@@ -163,7 +170,8 @@ class Looks:
         """Begin the evidence of a rule anew after the days that were looked at."""
         for rule in self.rules:
             if rule.name == name or self.canary == name:
-                self._anew(rule.name, 1 + (self.mature if rule.basis == "mature" else self.ended))
+                after = 1 + (self.mature if rule.basis == "mature" else self.ended)
+                self._anew(rule.name, max(after, self._calibrated(rule)))
 
     def _changed(self) -> None:
         self.unsaved, self.turn = True, self.turn + 1
@@ -276,7 +284,8 @@ class Looks:
         effect = replace(nothing, metric=rule.detector + EFFECT, reason=reason) if reason else self._effect(rule, key, window)
         evidence = None if reason else self.evidence.get(rule.name)
         if evidence is None:
-            return Detection(rule.name, rule.detector, replace(nothing, reason=reason or "no_mature_days"), effect, limit, lr=lr)
+            nothing = replace(nothing, reason=reason or self._not_yet(rule))
+            return Detection(rule.name, rule.detector, nothing, effect, limit, lr=lr)
         value = detectors.log_evidence(evidence) + (math.log(self.weight) if self.weight < 1 else 0.0)
         seen = replace(nothing, value=value, n=evidence.rows, reason="")
         slices = detectors.shares(evidence)
@@ -289,7 +298,7 @@ class Looks:
     def _effect(self, rule: Rule, key: Key, window: Window) -> Estimate:
         assert self.test is not None
         days, table = window(rule, key.slice)
-        found = self.test.effect(rule, days, key.slice, table) if table.n else "no_mature_days"
+        found = self.test.effect(rule, days, key.slice, table) if table.n else self._not_yet(rule)
         nothing = Estimate(rule.detector + EFFECT, key, rule.window, rule.basis, None, None, None, table.n)
         return replace(nothing, **({"reason": found} if isinstance(found, str) else found._asdict()))
 
@@ -299,7 +308,15 @@ class Looks:
 
     def _from(self, rule: Rule) -> int:
         """Return the first day that the effect of a rule may be about."""
-        return max(self.first, self.changed if METRICS[rule.shown].decided else 0)
+        return max(self.first, self.changed if METRICS[rule.shown].decided else 0, self._calibrated(rule))
+
+    def _calibrated(self, rule: Rule) -> int:
+        """Return the first day with the scores that the rule is about."""
+        return self.calibrated if rule.detector in OF_PROBABILITIES else 0
+
+    def _not_yet(self, rule: Rule) -> str:
+        """Return why no day was looked at."""
+        return "no_days_since" if 0 < self._calibrated(rule) > self.mature else "no_mature_days"
 
     def days_of(self, rule: Rule, days: Iterable[int]) -> list[int]:
         """Return those of the mature days that the effect of a rule may be about."""
@@ -354,8 +371,9 @@ class Looks:
 _PLAIN = (
     "digest",
     "since",
-    "threshold",
+    "decides",
     "changed",
+    "calibrated",
     "first",
     "weight",
     "mature",

@@ -15,6 +15,13 @@ NOWCAST = ("prevalence", "bias", "recall", "precision")
 """What is estimated of the newest 28 days that are not mature and whose labels are complete enough."""
 EXPECTED_ESTIMATES = tuple(name for name, m in METRICS.items() if name in EXPECTED and (m.outcomes or name == "flagged_share"))
 """What is exported with what to expect and its design effect, for the slice `all` over 28 mature days."""
+CALIBRATED = (
+    *("mean_score", "bias", "ece", "mce", "ece_width10", "offset", "slope", "high_confidence_error_share"),
+    *("brier", "log_loss", "roc_auc"),
+)
+"""What is said of the scores that a calibrator serves as well, of whole mature days since it came."""
+SLICE_CALIBRATED = ("bias",)
+"""What is said of them for slices other than `all`, over 28 days."""
 _POINTS = (
     *(f"{name}{end}" for name in ("psi", "js", "ks", "wasserstein") for end in ("", "_null")),
     *("mce", "mce_width10", "ece_noise_floor", "partial_roc_auc"),
@@ -46,6 +53,13 @@ def _estimates() -> dict[str, Series]:
             expected = f"What days like those of the window are expected to show as scorewatch_{name}"
             for end in ("low", "high"):
                 out[f"scorewatch_{name}_expect_{end}"] = Series("gauge", _WINDOW, f"{expected}: {end} end.")
+        if name in CALIBRATED:
+            served = "Of the scores that the calibrator of the policy serves, on whole mature days since it came: "
+            out[f"scorewatch_calibrated_{name}"] = Series("gauge", _WINDOW, f"{served}{metric.help}")
+            for end in ("low", "high") if name not in _POINTS else ():
+                out[f"scorewatch_calibrated_{name}_{end}"] = Series(
+                    "gauge", _WINDOW, f"Interval of scorewatch_calibrated_{name}: its {end} end."
+                )
         if name in NOWCAST:
             expected = "Of days that are not mature, from the labels so far and how complete they are; no measurement: "
             out[f"scorewatch_nowcast_{name}"] = Series("gauge", _WINDOW, f"{expected}{metric.help}")

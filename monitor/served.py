@@ -94,6 +94,18 @@ class Served:
             return policy
         return compose("", name, version, {"all": configured})
 
+    def calibrated_at(self, name: str, version: str) -> int | None:
+        """Return since when (ms) scores have been served by the calibrator that serves them now, None when that was always so."""
+        current, since = self.current(name, version), None
+        if current is None:
+            return None
+        for at, ident in reversed(self.standing(name, version).served):
+            policy = self.policy(name, version, ident)
+            if policy is None or policy.calibrator != current.calibrator:
+                return since
+            since = at
+        return since if current.calibrates else None
+
     def threshold(self, name: str, version: str) -> float | None:
         """Return the served score at or above which a case is flagged, None where nothing says so."""
         policy = self.deciding(name, version)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from monitor.core.days import MATURE, iso
 from monitor.core.diagnosis import Diagnosis
-from monitor.core.events import DAY
+from monitor.core.events import DAY, Ints
 from monitor.core.intervals import Measured
 from monitor.core.metrics import METRICS, Estimate, curves
 from monitor.core.metrics.calibration import ece_by_bins, reliability, survives, top_label_ece
@@ -415,7 +415,8 @@ def state_of(s: Snapshot) -> dict[str, Any]:
     estimates: dict[tuple[str, str], dict[str, Any]] = {}
     for e in s.estimates:
         where = estimates.setdefault((e.key.model, e.key.version), {}).setdefault(e.key.slice, {})
-        where.setdefault(e.basis if e.basis == "estimated" else e.window or e.basis, {})[e.metric] = number(e)
+        said = where.setdefault(e.basis if e.basis == "estimated" else e.window or e.basis, {})
+        said["calibrated_" + e.metric if e.basis == "calibrated" else e.metric] = number(e)
     return {
         "at": None if s.at is None else iso(s.at),
         "problem": s.problem or None,
@@ -470,15 +471,20 @@ _ECE_LIMITS = {("ece", "low"), ("ece_width10", "low")}
 """Limits of rules that ask how large the calibration error is at least."""
 
 
-def _reading_of(s: Snapshot, v: Version, query: dict[str, str]) -> tuple[dict[str, Any], Reading]:
-    """Return which mature window of which slice was asked for and its reading."""
+def _reading_of(s: Snapshot, v: Version, query: dict[str, str]) -> tuple[dict[str, Any], Reading, Ints | None]:
+    """Return which mature window of which slice was asked for, its reading and the edges of its calibration bins."""
     window, name = query.get("window", "28d"), query.get("slice", "all")
-    found = [r for (key, w), r in s.readings.items() if key[:3] == (v.model, v.version, name) and w == window]
+    scores = query.get("scores", "model")
+    if scores not in ("model", "served"):
+        raise problem(400, f"scores must be model or served, found {scores!r}")
+    calibrated = scores == "served" and v.policy is not None and v.policy.calibrates
+    of = s.calibrated if calibrated else {where: (reading, v.edges) for where, reading in s.readings.items()}
+    found = [r for (key, w), r in of.items() if key[:3] == (v.model, v.version, name) and w == window]
     if not found:
         raise problem(
             404, f"no mature window {window} of slice {name}; windows are 7d (all) and 28d, slices {', '.join(v.slices)}"
         )
-    return {"model": v.model, "version": v.version, "slice": name, "window": window}, found[0]
+    return {"model": v.model, "version": v.version, "slice": name, "window": window, "scores": scores}, *found[0]
 
 
 def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
@@ -486,18 +492,18 @@ def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, 
     form = query.get("bins", "frozen")
     if form not in ("frozen", "width10"):
         raise problem(400, f"bins must be frozen or width10, found {form!r}")
-    where, reading = _reading_of(s, v, query)
-    if form == "frozen" and v.edges is None:
+    where, reading, edges = _reading_of(s, v, query)
+    if form == "frozen" and edges is None:
         raise problem(404, "there is no baseline, so no frozen bins; ask for bins=width10")
     if reading.reason:
         return where | {"bins": [], "reason": reading.reason}
     limits = (limit for rule in v.rules for limit in rule.fires if (limit.metric, limit.end) in _ECE_LIMITS)
     limit = next((limit.high for limit in limits if limit.high is not None), 0.0)
-    by_bins = ece_by_bins(reading, v.edges)
+    by_bins = ece_by_bins(reading, edges)
     return where | {
         "form": form,
         "n": int(reading.n.sum()),
-        "bins": reliability(reading, v.edges, form == "width10"),
+        "bins": reliability(reading, edges, form == "width10"),
         "ece_by_bins": {name: _measured(e) for name, e in by_bins.items()},
         "limit": limit,
         "survives": survives(by_bins, limit),
@@ -506,7 +512,10 @@ def reliability_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, 
         "estimates": {
             e.metric: number(e)
             for e in s.estimates
-            if e.key[:3] == (v.model, v.version, where["slice"]) and e.window == where["window"] and e.metric in _CALIBRATION
+            if e.key[:3] == (v.model, v.version, where["slice"])
+            and e.window == where["window"]
+            and e.metric in _CALIBRATION
+            and (e.basis == "calibrated") == (reading.basis == "calibrated")
         },
     }
 
@@ -520,7 +529,8 @@ def _measured(found: Measured | str) -> dict[str, Any]:
 
 def curves_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
     """Return what other thresholds would have done in a mature window, with a reason for what is undefined."""
-    where, reading = _reading_of(s, v, query)
+    where, reading, _ = _reading_of(s, v, query)
+    now = v.threshold if v.policy is None or reading.basis == "calibrated" else v.policy.cut
     reason = reading.reason or ("" if len(reading.n) else "no_events")
     if reason:
         return where | {"reason": reason}
@@ -533,7 +543,7 @@ def curves_of(s: Snapshot, v: Version, query: dict[str, str]) -> dict[str, Any]:
         "roc": or_reason(curves.roc(reading)),
         "precision_recall": or_reason(curves.precision_recall(reading)),
         "counts": curves.counts_at(reading, curves.STEPS),
-        "current": or_reason("no_threshold" if v.threshold is None else curves.counts_at(reading, [v.threshold])[0]),
+        "current": or_reason("no_threshold" if now is None else curves.counts_at(reading, [now])[0]),
     }
 
 
@@ -580,7 +590,8 @@ def page_of(s: Snapshot, decided: list[dict[str, Any]], proposals: list[dict[str
     text = html.escape
     rows = []
     for v in s.versions:
-        found = {e.metric: e for e in s.estimates if e.key[:3] == (v.model, v.version, "all") and e.window == "28d"}
+        mine = [e for e in s.estimates if e.key[:3] == (v.model, v.version, "all") and e.window == "28d"]
+        found = {e.metric: e for e in mine if e.basis != "calibrated"}
         cells = "".join(f"<td>{_cell(found.get(name))}</td>" for name in _COLUMNS)
         policy = (
             "–" if v.threshold is None else f"{v.threshold:g}" + (f"<br><small>{text(v.policy.id)}</small>" if v.policy else "")

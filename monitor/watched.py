@@ -36,17 +36,17 @@ from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, sugges
 from monitor.core.events import DAY, HOUR, MINUTE, VERDICTS, Floats, Ints
 from monitor.core.features import Feature, to_dict
 from monitor.core.intervals import Measured, wilson
-from monitor.core.metrics import METRICS, Estimate, measure, of_margins, spread
+from monitor.core.metrics import METRICS, PROBABILITY, Estimate, measure, of_margins, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
-from monitor.core.policy import Policy
+from monitor.core.policy import Policy, recalibrated, served_edges
 from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
 from monitor.core.rules import Rule, detecting
 from monitor.core.snapshot import Detection, Version
-from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
+from monitor.core.tables import EMPTY, Table, count_pieces, grid_bin, not_waiting, tables, total
 from monitor.looks import Beside, Looks, Promise
-from monitor.series import NOWCAST, SLICE_ESTIMATES
+from monitor.series import CALIBRATED, NOWCAST, SLICE_CALIBRATED, SLICE_ESTIMATES
 from monitor.store import Store
 from monitor.store.files import write_whole
 
@@ -146,12 +146,17 @@ def add_passed(store: Store, code: int, rows: NDArray[Any], slices: tuple[str, .
 
 @dataclass(slots=True)
 class Mature:
-    """What mature windows said, and from which days under which threshold; made anew only when those change."""
+    """What mature windows said, and from which days under which policy; made anew only when those change.
+
+    `calibrated` and `served` are the estimates and the readings, with their edges, of the scores that a calibrator serves.
+    """
 
     state: tuple[Any, ...]
     estimates: tuple[Estimate, ...]
     readings: dict[tuple[Key, str], Reading]
     inputs: tuple[Inputs, ...]
+    calibrated: tuple[Estimate, ...]
+    served: dict[tuple[Key, str], tuple[Reading, Ints | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +183,9 @@ class Watched:
     `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
     missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `features_since` (ms) is when
     features began to be coded as they are in the baseline, `promised` the rows of its slices and those by feature and code.
-    `spread` is how much more the days of the baseline differ than independent rows would. `unwritten` is an observed baseline
-    that could not be written yet, and `problem` why.
+    `policy` is the one that decides and `calibrated` the first whole day on which scores were served as they are now, 0 when
+    they always were. `spread` is how much more the days of the baseline differ than independent rows would. `unwritten` is an
+    observed baseline that could not be written yet, and `problem` why.
     """
 
     store: Store
@@ -199,6 +205,8 @@ class Watched:
     validation: Classes | None = None
     off: dict[int, tuple[Table, Mapping[str, float]]] = field(default_factory=dict)
     errors: Mapping[str, Error] = field(default_factory=dict)
+    policy: Policy | None = None
+    calibrated: int = 0
     promise: tuple[Any, tuple[Estimate, ...]] = (None, ())
     spread: Mapping[str, float] = field(default_factory=dict)
     histogram: NDArray[np.float64] | None = None
@@ -548,12 +556,31 @@ class Watched:
 
     # Measuring.
 
-    def measure(self, now: int, threshold: float | None) -> None:
+    def follow(self, policy: Policy | None, since: int | None) -> None:
+        """Take the policy that decides, and since when (ms) scores have been served as they are now; None: they always were."""
+        self.policy, self.calibrated = policy, 0 if since is None else -(-since // DAY)
+
+    @property
+    def calibrates(self) -> bool:
+        """Return whether other scores are served than those of the model."""
+        return self.policy is not None and self.policy.calibrates
+
+    @property
+    def decides(self) -> str:
+        """Return what decides, as text."""
+        return "" if self.policy is None else json.dumps(self.policy.bands, sort_keys=True)
+
+    @property
+    def serves(self) -> tuple[Any, ...]:
+        """Return what makes the scores that are served, and from which day on."""
+        return self.policy.calibrator if self.policy is not None and self.calibrates else None, self.calibrated
+
+    def measure(self, now: int) -> None:
         """Measure the mature windows and the promise, each only when what it is made from changed."""
         windows = tuple(mature_window(self.days, now, self.model.labels.longest, window) for window in MATURE)
-        state = (windows, self.revision, threshold)
-        if self.promise[0] != (self.baseline_revision, threshold):
-            self.promise = ((self.baseline_revision, threshold), self._promised(threshold))
+        state = (windows, self.revision, self.decides, self.serves)
+        if self.promise[0] != (self.baseline_revision, self.decides):
+            self.promise = ((self.baseline_revision, self.decides), self._promised())
         if self.measured is None or self.measured.state != state:
             self.measured = self._mature(now, windows, state)
             self.errors = self._errors(windows[-1])
@@ -639,7 +666,49 @@ class Watched:
                 names = (SCORED, OUTCOMES) if name == "all" else (_SLICE_SCORED, _SLICE_OUTCOMES)
                 estimates += self._estimates(scored, key, window, self.edges, reference, names[0], before)
                 estimates += self._estimates(reading, key, window, self.edges, None, names[1], after)
-        return Mature(state, tuple(estimates), kept, self._mature_inputs(windows[-1], estimates))
+        calibrated = self._calibrated(windows, last)
+        return Mature(state, tuple(estimates), kept, self._mature_inputs(windows[-1], estimates), *calibrated)
+
+    def _calibrated(
+        self, windows: tuple[tuple[int, ...], ...], last: int
+    ) -> tuple[tuple[Estimate, ...], dict[tuple[Key, str], tuple[Reading, Ints | None]]]:
+        """Return what the scores that a calibrator serves say on the days on which only it can have served, and the readings."""
+        estimates: list[Estimate] = []
+        kept: dict[tuple[Key, str], tuple[Reading, Ints | None]] = {}
+        for window, days in zip(MATURE, windows, strict=True) if self.calibrates else ():
+            since = [d for d in days if d >= self.calibrated]
+            for name in self.slices if window == "28d" else self.slices[:1]:
+                key, names = Key(*self.name, name, last), CALIBRATED if name == "all" else SLICE_CALIBRATED
+                _, reading = both = self._served(self._of_days(since, name), "no_days_since")
+                kept[key, window] = reading, self._served_edges()
+                estimates += self._of_served(both, key, window, names)
+        return tuple(estimates), kept
+
+    def _served(self, table: Table, nothing: str) -> tuple[Reading, Reading]:
+        """Return all rows and the outcomes of mature ones with the scores that are served, `nothing` being why there are none."""
+        assert self.policy is not None
+        made = recalibrated(table, self.policy.calibrator)
+        both = readings.scored(made), readings.mature(made, self.model.labels.rules)
+        if not table.n:
+            both = replace(both[0], reason=nothing), replace(both[1], reason=nothing, flagged_reason=nothing)
+        return replace(both[0], basis="calibrated"), replace(both[1], basis="calibrated")
+
+    def _served_edges(self) -> Ints | None:
+        """Return the frozen edges on the scale that is served, those that became one taken together."""
+        assert self.policy is not None
+        if self.edges is None:
+            return None
+        edges: Ints = np.unique(grid_bin(served_edges(self.policy.calibrator)[self.edges]))
+        edges[0] = 0
+        return edges
+
+    def _of_served(self, both: tuple[Reading, Reading], key: Key, window: str, names: Collection[str]) -> list[Estimate]:
+        """Return the estimates of the scores that are served, those that need no outcomes of all rows."""
+        edges = self._served_edges()
+        found: list[Estimate] = []
+        for reading, outcomes in zip(both, (False, True), strict=True):
+            found += measure(reading, key, window, edges, None, [n for n in names if METRICS[n].outcomes == outcomes])
+        return found
 
     def _mature_inputs(self, days: tuple[int, ...], estimates: Sequence[Estimate]) -> tuple[Inputs, ...]:
         """Return the features and the mix of slices on the newest and the last 28 mature days."""
@@ -678,18 +747,21 @@ class Watched:
         self.off = {d: known[d] if d in same else (t, off(t, self.validation, rules)) for d, t in after.items()}
         return errors(of for _, of in self.off.values())
 
-    def _promised(self, threshold: float | None) -> tuple[Estimate, ...]:
-        """Return what validation promised under this threshold, and see how much its days differ."""
+    def _promised(self) -> tuple[Estimate, ...]:
+        """Return what validation promised under the policy, and see how much its days differ."""
         self.spread = {}
         if self.baseline is None or not self.baseline.promises:
             return ()
         out: list[Estimate] = []
+        whole, frozen = {name: self.baseline.table(name) for name in self.slices}, self.baseline.days
         for name in self.slices:
             key = Key(*self.name, name, self.baseline.until // DAY - 1)
-            reading = readings.baseline(self.baseline.table(name), threshold)
+            reading = readings.baseline(whole, self.policy, name)
             names = (*OUTCOMES, "flagged_share") if name == "all" else SLICE_ESTIMATES
-            by_day = self.baseline.days[name] if name == "all" else {}
-            days = days_of([readings.baseline(t, threshold) for _, t in sorted(by_day.items())]) if by_day else None
+            by_day = (
+                [{part: of[d] for part, of in frozen.items() if d in of} for d in sorted(frozen[name])] if name == "all" else []
+            )
+            days = days_of([readings.baseline(tables, self.policy) for tables in by_day]) if by_day else None
             found = [e for e in self._estimates(reading, key, "", self.edges, None, names, days) if not e.reason]
             if days is not None:
                 self.spread = spread(found, len(days.sums))
@@ -697,12 +769,20 @@ class Watched:
         return tuple(out)
 
     def expected(self, metric: str, name: str = "all") -> Estimate | None:
-        """Return what validation promised for a metric on a slice."""
+        """Return what validation promised for a metric on a slice; of scores that a calibrator serves it promised nothing."""
+        if self.calibrates and metric in PROBABILITY:
+            return None
         return next((e for e in self.promise[1] if e.key.slice == name and e.metric == metric), None)
 
     def evidence(self, basis: str, window: str, metrics: Collection[str], now: int) -> dict[str, Estimate]:
-        """Return the estimates a rule looks at: slice `all`; mature days only those after the validation."""
+        """Return the estimates a rule looks at: slice `all`; mature days only those after the validation.
+
+        What reads scores as probabilities is about those that are served.
+        """
         key = Key(*self.name, "all", now // DAY)
+        if self.calibrates and (of_served := [name for name in metrics if name in PROBABILITY]):
+            rest = self.evidence(basis, window, [name for name in metrics if name not in PROBABILITY], now)
+            return rest | {e.metric: e for e in self._served_evidence(basis, window, of_served, now)}
         if basis == "scored":
             reading, day = self.hours_reading(window, now), self._one_day(window)
             found = self._estimates(reading, key, window, self.edges, self.reference, metrics, day)
@@ -718,17 +798,24 @@ class Watched:
         found = self._estimates(reading, key, window, self.edges, None, metrics, self._by_day(after, "all")[1])
         return {e.metric: e for e in found}
 
+    def _served_evidence(self, basis: str, window: str, metrics: Collection[str], now: int) -> list[Estimate]:
+        """Return estimates of the scores that are served, on mature days only since they are."""
+        key = Key(*self.name, "all", now // DAY)
+        if basis == "scored":
+            return self._of_served(self._served(self.hours_table(window, now), "no_events"), key, window, metrics)
+        days = mature_window(self.days, now, self.model.labels.longest, window)
+        table = self._of_days([d for d in days if d >= self.calibrated], "all")
+        return self._of_served(self._served(table, "no_days_since"), key, window, metrics)
+
     # Looking at whole days.
 
-    def look(
-        self, now: int, threshold: float | None, counted: Collection[int], arriving: Collection[int], live: "Watched | None"
-    ) -> None:
+    def look(self, now: int, counted: Collection[int], arriving: Collection[int], live: "Watched | None") -> None:
         """Look at the days that ended and those that matured since the last time; `counted` days have just been counted.
 
         A day in `arriving` has not ended yet, whatever the clock says: its events are being read in. A canary is looked at
         beside the `live` version.
         """
-        state = (self.baseline_revision, threshold) if live is None else live.name
+        state = self._state if live is None else live.name
         # A clock that was ahead for a while made days end that have not come yet.
         self.looks.ended = min(self.looks.ended, now // DAY - 1)
         if not counted and self.looks.ended >= now // DAY - 1 and self.expected_of == state:
@@ -736,10 +823,10 @@ class Watched:
         closed = {d for v, d in self.store.closed if v == self.code} | (self.days.keys() & set(counted))
         there = self._there() | closed
         if live is None:
-            self._expect(closed, counted, threshold, now)
+            self._expect(closed, counted, now)
         elif self.expected_of != state:
             self.expected_of = state
-            self.looks.expect(live.version, Beside(live.tables_beside, self.model.labels.rules), None, 0, now // DAY)
+            self.looks.expect(live.version, Beside(live.tables_beside, self.model.labels.rules), "", 0, now // DAY)
 
         def tables_of(day: int) -> Mapping[str, Table]:
             return self.whole_day(day, day in closed)
@@ -776,12 +863,16 @@ class Watched:
             return self.whole_day(day, closed)
         return self.counted(day) if basis == "scored" and day in self._there() else {}
 
-    def _expect(self, closed: Collection[int], counted: Collection[int], threshold: float | None, now: int) -> None:
-        """Tell the detectors what the baseline makes them expect under the present threshold.
+    @property
+    def _state(self) -> tuple[Any, ...]:
+        return self.baseline_revision, self.decides, self.serves
+
+    def _expect(self, closed: Collection[int], counted: Collection[int], now: int) -> None:
+        """Tell the detectors what the baseline makes them expect under the present policy.
 
         What was learnt from live days is learnt anew when one of them was counted again, as after a start.
         """
-        baseline, state = self.baseline, (self.baseline_revision, threshold)
+        baseline, state = self.baseline, self._state
         if baseline is None or baseline.provenance["kind"] == "observed":
             self.expected_of = state
             return
@@ -792,9 +883,9 @@ class Watched:
             return
         self.expected_of = state
         live = {d: self.days[d]["all"] if d in self.days else self.store.log.day(self.code, d)["all"] for d in days}
-        nulls = detectors.nulls(baseline.days, threshold, self.model.labels.rules, baseline.promises, live)
+        nulls = detectors.nulls(baseline.days, self.policy, self.model.labels.rules, baseline.promises, live)
         promise = Promise(nulls, self.model.labels.rules)
-        self.looks.expect(f"{baseline.checksum} {self.counted_by}", promise, threshold, first, now // DAY)
+        self.looks.expect(f"{baseline.checksum} {self.counted_by}", promise, self.decides, first, now // DAY, self.calibrated)
         if learns:
             self.looks.learn()
 
@@ -823,8 +914,12 @@ class Watched:
                 table = self._of_days(self.looks.days_of(rule, days), key.slice)
                 reading = readings.mature(table, self.model.labels.rules)
             else:
-                reading = readings.scored(self.looks.scores(rule, key.slice))
-            shown = self._estimates(reading, key, rule.window, self.edges, reference, {rule.shown})
+                table = self.looks.scores(rule, key.slice)
+                reading = readings.scored(table)
+            if self.calibrates and rule.shown in PROBABILITY:
+                shown = self._of_served(self._served(table, "no_days_since"), key, rule.window, {rule.shown})
+            else:
+                shown = [*self._estimates(reading, key, rule.window, self.edges, reference, {rule.shown})]
             self.said[rule.name] = {e.metric: e for e in (*shown, seen.effect, seen.evidence)}
         return self.said[rule.name]
 

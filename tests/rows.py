@@ -7,9 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.events import FLAG, NONE, PASS, prob_code
+from monitor.core.policy import Policy, policy
 from monitor.core.tables import LABEL, ROW, Table, tables
 
 VECTORS = Path(__file__).parents[2] / "shared" / "test_vectors.json"
+
+
+def at(threshold: float | None) -> Policy | None:
+    """Return the policy that only has a threshold."""
+    return None if threshold is None else policy("", "m", "1", {"all": threshold})
 
 
 def table_of(

@@ -27,6 +27,7 @@ from monitor.demo.flights import LIVE, MODEL, VERSION, flights
 from monitor.demo.script import Client
 from monitor.formats import decode
 from monitor.sources import file
+from rows import at
 from traffic import Program
 
 COLUMNS = ("prevalence", "mean_score", "brier", "log_loss", "ece_width10")
@@ -238,7 +239,7 @@ def test_years_of_the_days_of_march_stay_within_the_budget(days_of):
     (model,) = config.models.values()
     (rule,) = model.rules
     rules = model.labels.rules
-    nulls = detectors.nulls({"all": days}, model.threshold, rules)
+    nulls = detectors.nulls({"all": days}, at(model.threshold), rules)
     rng, alarmed = np.random.default_rng(1), 0
     for _ in range(20):
         evidence = None

@@ -21,7 +21,7 @@ from monitor.core.readings import LabelRule
 from monitor.core.reasons import NO_INTERVAL, REASONS, UNDEFINED
 from monitor.core.tables import EMPTY, total
 from monitor.series import NOWCAST, SERIES
-from rows import table_of
+from rows import at, table_of
 
 KEY = Key("m", "1", "all", 20_000)
 HALF = Completeness(*(np.full((2, len(VERDICTS)), x) for x in (0.5, 0.01)), np.zeros((2, len(VERDICTS)), np.int64))
@@ -38,7 +38,7 @@ READINGS = {
     "mature_never": lambda t: readings.mature(t, tuple(LabelRule("unknown", never=v == 5) for v in range(6))),
     "nowcast": lambda t: readings.nowcast([(t, HALF)], (LabelRule("unknown"),) * 6),
     "estimated": lambda t: readings.estimated(readings.scored(t), VALIDATION, FOUND),
-    "baseline": lambda t: readings.baseline(t, 0.5),
+    "baseline": lambda t: readings.baseline({"all": t}, at(0.5)),
 }
 """Every reading of a table of rows; a new one joins here."""
 

@@ -16,7 +16,7 @@ from monitor.core.reasons import REASONS
 from monitor.core.rules import FALSE_ALARMS, SHIPPED, budgeted, detecting
 from monitor.core.tables import EMPTY, total
 from monitor.looks import Beside, Looks, Promise
-from rows import table_of
+from rows import at, table_of
 
 LABELS = (LabelRule("unknown"),) * 6
 RULES = tuple(r for r in budgeted(SHIPPED.values(), FALSE_ALARMS) if r.detector and r.role == "live")
@@ -55,13 +55,13 @@ def days():
 @pytest.fixture(scope="module")
 def promise(baseline):
     """Return what the baseline promises."""
-    return Promise(nulls(baseline, THRESHOLD, LABELS), LABELS)
+    return Promise(nulls(baseline, at(THRESHOLD), LABELS), LABELS)
 
 
-def begun(promise, digest="a", threshold=THRESHOLD):
+def begun(promise, digest="a", decides="0.3"):
     """Return looks that have seen nothing yet."""
     looks = Looks(RULES, LABELS)
-    looks.expect(digest, promise, threshold, 0, 0)
+    looks.expect(digest, promise, decides, 0, 0)
     return looks
 
 
@@ -100,7 +100,7 @@ def test_two_rules_of_one_detector_have_evidence_of_their_own(promise, days):
     """A second rule of a detector begins anew by itself, and is the first one's equal until then."""
     (rule,) = [r for r in RULES if r.name == "recall"]
     looks = Looks((rule, replace(rule, name="mine")), LABELS)
-    looks.expect("a", promise, THRESHOLD, 0, 0)
+    looks.expect("a", promise, "0.3", 0, 0)
     fold(looks, days, 0, 5)
     assert seen(looks)["mine"] == seen(looks)["recall"]
     looks.restart("mine")
@@ -163,7 +163,7 @@ def test_after_a_start(promise, days, changed):
     assert looks.unsaved is (changed is not None)
     loaded = Looks(RULES, LABELS)
     loaded.load(looks.dump())
-    loaded.expect("a", promise, THRESHOLD, 0, 25)
+    loaded.expect("a", promise, "0.3", 0, 25)
     assert seen(loaded) == seen(looks)
     assert msgspec.msgpack.decode(loaded.dump()) == msgspec.msgpack.decode(looks.dump())
     assert seen(fold(loaded, other, 25, 32)) == seen(fold(looks, other, 25, 32))
@@ -175,7 +175,7 @@ def test_how_far_back_a_start_goes(promise, days):
     looks = fold(begun(promise), [*days, *days], 0, 105)
     loaded = Looks(RULES, LABELS)
     loaded.load(looks.dump())
-    loaded.expect("a", promise, THRESHOLD, 0, 105)
+    loaded.expect("a", promise, "0.3", 0, 105)
     looked = []
 
     def again(d):
@@ -192,8 +192,8 @@ def test_another_threshold(baseline, promise, days):
     """Only detectors of what is flagged begin anew, with the first whole day under it, also when earlier days are recounted."""
     looks = fold(begun(promise), days, 0, 10)
     before = seen(looks)
-    changed = Promise(nulls(baseline, 0.4, LABELS), LABELS)
-    looks.expect("a", changed, 0.4, 0, 12)
+    changed = Promise(nulls(baseline, at(0.4), LABELS), LABELS)
+    looks.expect("a", changed, "0.4", 0, 12)
     assert seen(looks) == {name: e for name, e in before.items() if name not in FLAGGED}
     fold(looks, days, 10, 16, again=[4])
     assert {name: looks.evidence[name].since for name in sorted(looks.evidence)} == {
@@ -201,19 +201,19 @@ def test_another_threshold(baseline, promise, days):
     }
     for rule in RULES:
         assert min(looks.days_of(rule, range(16))) == (13 if rule.name in FLAGGED else 0)
-    looks.expect("a", changed, 0.4, 0, 17)
+    looks.expect("a", changed, "0.4", 0, 17)
     assert looks.evidence["recall"].since == 13
 
 
 def test_another_baseline(baseline, promise, days):
     """All mature days after it are looked at again, with what it promises; scores of days that ended are not kept for that."""
     looks = fold(begun(promise), days, 0, 20)
-    worse = Promise(nulls({"all": baseline["all"]}, THRESHOLD, LABELS), LABELS)
-    looks.expect("b", worse, THRESHOLD, 4, 20)
+    worse = Promise(nulls({"all": baseline["all"]}, at(THRESHOLD), LABELS), LABELS)
+    looks.expect("b", worse, "0.3", 4, 20)
     assert (looks.evidence, looks.unsaved) == ({}, True)
     fold(looks, days, 20, 22)
     fresh = Looks(RULES, LABELS)
-    fresh.expect("b", worse, THRESHOLD, 4, 0)
+    fresh.expect("b", worse, "0.3", 4, 0)
     fold(fresh, days, 0, 22)
     assert seen(looks, MATURE) == seen(fresh, MATURE)
     assert {looks.evidence[name].since for name in MATURE} == {4}
@@ -226,8 +226,8 @@ def test_days_that_were_learnt_from(baseline, days):
     looks = Looks(RULES, LABELS)
     for d in range(35):
         live = {i: days[i]["all"] for i in range(d + 1)}
-        learnt = Promise(nulls(few, THRESHOLD, LABELS, live=live), LABELS)
-        looks.expect("a", learnt, THRESHOLD, 0, d)
+        learnt = Promise(nulls(few, at(THRESHOLD), LABELS, live=live), LABELS)
+        looks.expect("a", learnt, "0.3", 0, d)
         assert says(looks, days, "recall").evidence.reason == ("learning" if d < 27 else "no_mature_days" if d == 27 else "")
         fold(looks, days, d, d + 1)
     assert seen(looks, MATURE) == seen(fold(begun(learnt), days, 0, 35), MATURE)
@@ -268,7 +268,7 @@ def test_little_traffic(promise, days):
     fold(looks, days, 2, 3)
     looks.weigh(600)
     assert looks.weight == 0.5
-    looks.expect("b", promise, THRESHOLD, 0, 3)
+    looks.expect("b", promise, "0.3", 0, 3)
     looks.weigh(1_800)
     assert looks.weight == pytest.approx(1 / 3)
 
@@ -283,11 +283,11 @@ def test_a_canary_looks_once_at_a_day(days):
 
     rules = tuple(detecting(name, name) for name in ("recall", "calibration"))
     looks = Looks(rules, LABELS, "canary")
-    looks.expect("v1", Beside(live, LABELS), None, 0, 0)
+    looks.expect("v1", Beside(live, LABELS), "", 0, 0)
     fold(looks, days, 0, 4)
     assert looked == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {name: e.looks for name, e in looks.evidence.items()} == {"calibration": 4}
-    looks.expect("v2", Beside(live, LABELS), None, 0, 4)
+    looks.expect("v2", Beside(live, LABELS), "", 0, 4)
     fold(looks, days, 4, 5)
     assert looked[8:] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert looks.evidence["calibration"].looks == 5
@@ -351,13 +351,13 @@ def test_a_rule_that_has_another_detector_after_a_start(promise, days):
     (mine,) = [replace(r, name="mine") for r in RULES if r.name == "recall"]
     other = next(replace(r, name="mine") for r in RULES if r.detector == "calibration")
     looks = Looks((mine,), LABELS)
-    looks.expect("a", promise, THRESHOLD, 0, 0)
+    looks.expect("a", promise, "0.3", 0, 0)
     fold(looks, days, 0, 5)
     loaded = Looks((other,), LABELS)
     loaded.load(looks.dump())
-    loaded.expect("a", promise, THRESHOLD, 0, 5)
+    loaded.expect("a", promise, "0.3", 0, 5)
     fresh = Looks((other,), LABELS)
-    fresh.expect("a", promise, THRESHOLD, 0, 0)
+    fresh.expect("a", promise, "0.3", 0, 0)
     assert seen(fold(loaded, days, 5, 7)) == seen(fold(fresh, days, 0, 7))
 
 

@@ -11,6 +11,7 @@ from monitor.core.power import Watch, watched
 from monitor.core.readings import LabelRule
 from monitor.core.tables import total
 from monitor.looks import Looks, Promise
+from rows import at
 
 RULES = (LabelRule("unknown"),) * len(VERDICTS)
 
@@ -25,13 +26,13 @@ def test_a_watch_fires_as_the_rule_does(name, rows, where):
         power.missed(power.shifted(power.more_flagged(power.normal(0.1, 2.0, 0.3), 1.7), 0.8), 0.2),
     )
     base = [power.day([good] * 3, rows, 0.0, 0.0, rng) for _ in range(60)]
-    expected = nulls({part: {i: d[part] for i, d in enumerate(base)} for part in base[0]}, 0.3, RULES)
+    expected = nulls({part: {i: d[part] for i, d in enumerate(base)} for part in base[0]}, at(0.3), RULES)
     days = [power.day([bad if 10 <= i < 40 and k in where else good for k in range(3)], rows, 0.0, 0.0, rng) for i in range(80)]
     limit = log_threshold(3, 1.0)
     (rule,) = rules.budgeted([rules.detecting(name, name)], {**rules.FALSE_ALARMS, "warning": 1 / 3})
     assert rule.fires[1].high == pytest.approx(limit)
     looks, alert, watch = Looks((rule,), RULES), None, Watch(name, expected, RULES, limit)
-    looks.expect("baseline", Promise(expected, RULES), 0.3, 0, 0)
+    looks.expect("baseline", Promise(expected, RULES), "0.3", 0, 0)
     agent, simulated = [], []
     for i, tables in enumerate(days):
         looks.see_ended(i, tables)

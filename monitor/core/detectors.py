@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from monitor.core.events import FLAG, NONE, PASS, Floats
+from monitor.core.events import Floats
 from monitor.core.intervals import Measured, delong, normal, placements
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.metrics.confusion import errors
 from monitor.core.metrics.counts import FN, FP, NEGATIVES, POSITIVES, ROLE, TN, TP, outcomes
 from monitor.core.metrics.drift import counts, psi_of
 from monitor.core.metrics.fit import newton, powers
-from monitor.core.readings import LabelRule, Reading, baseline, mature, scored
-from monitor.core.tables import BINS, EDGES, GROUPS, Table, total
+from monitor.core.policy import IDENTITY, Calibrator, Policy, recalibrated
+from monitor.core.readings import LabelRule, Reading, baseline, decided, honest, mature, scored
+from monitor.core.tables import BINS, GROUPS, Table, total
 
 NO_EVIDENCE = math.log(np.finfo(np.float64).tiny)
 """The logarithm that stands for SR = 0: nothing was looked at yet. It has no effect on a sum and is a number in JSON."""
@@ -37,6 +38,8 @@ COARSE = 256
 MIN_DAYS, LEARN_DAYS, FEW_DAYS = 14, 28, 60
 """With fewer baseline days than the first the long-run variance is learnt from so many live days; with fewer than the last
 it is raised by half, because its estimate is noisy."""
+OF_PROBABILITIES = ("calibration", "high_confidence_errors")
+"""Detectors that read a score as a probability, which margins are none of: they look at the scores that are served."""
 CAP = 5.0
 """Evidence of a slice is kept at most so far above what fires, in nats."""
 
@@ -94,16 +97,18 @@ class Null:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nulls:
-    """What each detector expects per slice, made once per baseline and threshold.
+    """What each detector expects per slice, made once per baseline and policy.
 
     `by` maps a detector to its slices, `reasons` one that cannot look to a code of `reasons`. `lr` is the long-run variance of
-    the daily effect, `dispersion` the Pearson dispersion of the days it was learnt from (1 without day effects).
+    the daily effect, `dispersion` the Pearson dispersion of the days it was learnt from (1 without day effects). `calibrator`
+    makes the scores that are served.
     """
 
     by: Mapping[str, Mapping[str, Null]]
     reasons: Mapping[str, str]
     lr: Mapping[str, float]
     dispersion: Mapping[str, float] = field(default_factory=dict)
+    calibrator: Calibrator = field(default_factory=lambda: IDENTITY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -585,14 +590,16 @@ def _read(detector: Detector, table: Table, rules: tuple[LabelRule, ...]) -> Rea
     return _mature(table, rules) if detector.basis == "mature" else scored(table)
 
 
-def _promised(basis: str, table: Table, threshold: float | None) -> Reading:
-    """Return a day of the baseline as detectors of a basis see it under the threshold."""
-    if basis == "mature":
-        return baseline(table, threshold)
-    reading = scored(table)
-    if threshold is None:
-        return replace(reading, verdict=np.full(len(reading.bin), NONE, np.uint8))
-    return replace(reading, verdict=np.where(EDGES[reading.bin] >= threshold, FLAG, PASS).astype(np.uint8))
+def _seen(name: str, table: Table, rules: tuple[LabelRule, ...], nulls: Nulls) -> Reading:
+    """Return a live day as the detector of this name sees it, with the scores that are served where it is about these."""
+    if name in OF_PROBABILITIES and nulls.calibrator != IDENTITY:
+        return mature(recalibrated(table, nulls.calibrator), rules)
+    return _read(DETECTORS[name], table, rules)
+
+
+def _promised(basis: str, tables: Mapping[str, Table], policy: Policy | None, part: str) -> Reading:
+    """Return a day of a slice of the baseline as detectors of a basis see it under the policy."""
+    return baseline(tables, policy, part) if basis == "mature" else decided(tables, policy, part, scored)
 
 
 def _unusable(detector: Detector, reading: Reading) -> str:
@@ -629,19 +636,21 @@ def _cluster_sizes(days: Sequence[Table]) -> tuple[float, float]:
 
 def nulls(
     days: Mapping[str, Mapping[int, Table]],
-    threshold: float | None,
+    policy: Policy | None,
     rules: tuple[LabelRule, ...],
     outcomes: bool = True,
     live: Mapping[int, Table] | None = None,
 ) -> Nulls:
-    """Return what each detector expects, from the day tables of a baseline by slice, under a threshold.
+    """Return what each detector expects, from the day tables of a baseline by slice, under the policy that decides.
 
     `outcomes`: whether the baseline promises any; `live`: mature live days of `all`, from which the long-run variances are
     learnt when the baseline has fewer than 14 days. Slices have shocks of their own: one that shows them over as many days has
-    its own variance where that is larger than that of `all`.
+    its own variance where that is larger than that of `all`. Of scores that a calibrator serves is promised that they are
+    honest, with the variances of those of the model: validation is not what the calibrator was fitted to.
     """
     tables = {part: [t for _, t in sorted(of.items()) if t.n] for part, of in days.items()}
     whole = {part: total(of) for part, of in tables.items() if of}
+    by_day = [{part: of[d] for part, of in days.items() if d in of and of[d].n} for d in sorted(set().union(*days.values()))]
     every = tables.get("all", [])
     learnt = every if len(every) >= MIN_DAYS else [t for _, t in sorted((live or {}).items())[:LEARN_DAYS]]
     enough = learnt is every or len(learnt) == LEARN_DAYS
@@ -649,12 +658,13 @@ def nulls(
     reasons = {
         name: reason
         for name, detector in DETECTORS.items()
-        if (reason := _not_looking(detector, outcomes, bool(every), threshold is not None, clusters, enough))
+        if (reason := _not_looking(detector, outcomes, bool(every), policy is not None, clusters, enough))
     }
     by: dict[str, dict[str, Null]] = {name: {} for name in DETECTORS}
     dispersion: dict[str, float] = {}
     for part in ("all", *(p for p in whole if p != "all")) if every else ():
-        promised = {basis: [_promised(basis, t, threshold) for t in (whole[part], *tables[part])] for basis in _BASES}
+        each = (whole, *(of for of in by_day if part in of))
+        promised = {basis: [_promised(basis, of, policy, part) for of in each] for basis in _BASES}
         for name, detector in DETECTORS.items():
             if name in reasons:
                 continue
@@ -676,7 +686,34 @@ def nulls(
             null = replace(null, lr=lr)
             by[name][part] = detector.arm(null, _tolerance(detector, null, len(single)))
     found = {name: of for name, of in by.items() if of}
-    return Nulls(found, reasons, {name: float(of["all"].lr.max()) for name, of in found.items()}, dispersion)
+    made = Nulls(found, reasons, {name: float(of["all"].lr.max()) for name, of in found.items()}, dispersion)
+    return made if policy is None or not policy.calibrates else _served(made, tables, policy.calibrator)
+
+
+def _served(nulls: Nulls, tables: Mapping[str, Sequence[Table]], calibrator: Calibrator) -> Nulls:
+    """Return the nulls with those of OF_PROBABILITIES about the scores that the calibrator serves: that these are honest.
+
+    A slice that was off `all` in the validation is expected to be so much off it still. The variance from day to day stays.
+    """
+    by, reasons = dict(nulls.by), dict(nulls.reasons)
+    lines = {part: null.about[0] for part, null in by.get("calibration", {}).items()}
+    for name in OF_PROBABILITIES:
+        made: dict[str, Null] = {}
+        for part, raw in by.pop(name, {}).items():
+            off = lines[part] - lines["all"] if part in lines else np.zeros(2)
+            single = [honest(scored(recalibrated(t, calibrator)), *off.tolist()) for t in tables[part]]
+            whole = honest(scored(recalibrated(total(list(tables[part])), calibrator)), *off.tolist())
+            null = DETECTORS[name].freeze(whole, single, made.get("all"))
+            if isinstance(null, str):
+                if part == "all":
+                    reasons[name] = null
+                    break
+                continue
+            null = replace(null, size=raw.size, lr=raw.lr)
+            made[part] = DETECTORS[name].arm(null, _tolerance(DETECTORS[name], null, len(single)))
+        if made:
+            by[name] = made
+    return replace(nulls, by=by, reasons=reasons, calibrator=calibrator)
 
 
 def _not_looking(
@@ -730,7 +767,7 @@ def look(
         table = tables.get(part)
         if table is None or not len(table.cells):
             continue
-        reading = _read(detector, table, rules)
+        reading = _seen(name, table, rules, nulls)
         found = None if _unusable(detector, reading) else detector.score(reading, null)
         if found is None:
             continue
@@ -797,7 +834,7 @@ def effect(name: str, table: Table, nulls: Nulls, rules: tuple[LabelRule, ...], 
     if part not in nulls.by[name]:
         return "no_baseline"
     detector, null = DETECTORS[name], nulls.by[name][part]
-    reading = _read(detector, table, rules)
+    reading = _seen(name, table, rules, nulls)
     return _unusable(detector, reading) or detector.effect(reading, null)
 
 

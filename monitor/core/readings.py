@@ -1,7 +1,7 @@
 """A table as one way of counting sees it. A metric never sees a table, only a reading of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core.delays import Completeness
-from monitor.core.events import FLAG, FLAGGED, NONE, PASS, VERDICTS, Bools, Floats, Ints
+from monitor.core.events import FLAGGED, NONE, VERDICTS, Bools, Floats, Ints
+from monitor.core.policy import Policy, decide, expit, logit
 from monitor.core.quantify import Classes, Quantified, classes, corrected
 from monitor.core.tables import EDGES, EMPTY, GROUP_COLUMNS, GROUPS, TINY, Table, log_losses, weights_of
 
@@ -406,10 +407,51 @@ def estimated(live: Reading, validation: Classes, found: Quantified | str) -> Re
     return replace(live, basis="estimated", score=p, neg=live.n - pos, pos=pos, spread=both, groups=groups)
 
 
-def baseline(table: Table, threshold: float | None) -> Reading:
-    """Return the validation outcomes as the current threshold would have decided: a new threshold changes the promise, too."""
-    r = known(table)
-    verdict = np.full(len(r.bin), NONE, np.uint8)
-    if threshold is not None:
-        verdict = np.where(EDGES[r.bin] >= threshold, FLAG, PASS).astype(np.uint8)
-    return replace(r, basis="baseline", verdict=verdict, groups=None)
+def baseline(tables: Mapping[str, Table], policy: Policy | None, name: str = "all") -> Reading:
+    """Return the validation outcomes of a slice as the policy would have decided: a new one changes the promise, too."""
+    return replace(decided(tables, policy, name, known), basis="baseline", groups=None)
+
+
+def decided(tables: Mapping[str, Table], policy: Policy | None, name: str, read: Callable[[Table], Reading]) -> Reading:
+    """Return a slice of tables by slice, which `read` makes a reading of, as the policy would have decided.
+
+    In `all` the rows of a slice with a threshold of its own are moved from the verdicts of `all` to theirs. What rows of another
+    segment than that of these slices would get cannot be told: nobody decided.
+    """
+    reading = read(tables[name])
+    if policy is None:
+        return replace(reading, verdict=np.full(len(reading.bin), NONE, np.uint8))
+    own = [part for part in policy.bands if part != "all"]
+    if name != "all" and own and name.partition("=")[0] != own[0].partition("=")[0]:
+        return replace(reading, verdict=np.full(len(reading.bin), NONE, np.uint8))
+    reading = _under(policy, name, reading)
+    return _moved(reading, policy, {part: read(tables[part]) for part in own if part in tables}) if name == "all" else reading
+
+
+def _under(policy: Policy, name: str, reading: Reading) -> Reading:
+    """Return the reading with the verdicts of a slice."""
+    return replace(reading, verdict=decide(policy.bands.get(name, policy.bands["all"]), EDGES[reading.bin]))
+
+
+def _moved(whole: Reading, policy: Policy, parts: Mapping[str, Reading]) -> Reading:
+    """Return all rows with those of some slices moved to the verdicts that these have."""
+    cells = [(1.0, whole)]
+    for name, part in parts.items():
+        cells += [(-1.0, _under(policy, "all", part)), (1.0, _under(policy, name, part))]
+    if len(cells) == 1:
+        return whole
+    key, at = np.unique(np.concatenate([r.bin << 3 | r.verdict for _, r in cells]), return_inverse=True)
+    columns = np.concatenate([sign * np.stack((r.n, r.n * r.score, r.neg, r.pos)) for sign, r in cells], axis=1)
+    sums = np.stack([np.bincount(at, column, len(key)) for column in columns])
+    # Rows are counts, and what is left of a cell that was moved as a whole is how the last digits are rounded.
+    keep = sums[0] > 0.5
+    key, (n, score, neg, pos) = key[keep], sums[:, keep]
+    bins, verdict = key >> 3, (key & 7).astype(np.uint8)
+    return replace(whole, bin=bins, verdict=verdict, n=n, score=np.clip(score / n, 0.0, 1.0), neg=neg, pos=pos)
+
+
+def honest(reading: Reading, intercept: float = 0.0, slope: float = 0.0) -> Reading:
+    """Return the rows with the outcomes that their scores say, their logits z moved by intercept + slope z."""
+    z = logit(reading.score)
+    pos = reading.n * expit(z + intercept + slope * z)
+    return replace(reading, neg=reading.n - pos, pos=pos)

@@ -28,6 +28,7 @@ REJECTED = {
 UNDEFINED = {
     "no_events": "No prediction falls into the window.",
     "no_mature_days": "No day of the window is mature yet.",
+    "no_days_since": "No whole day since its calibrator came is mature yet.",
     "no_labels": "No label arrived for the window.",
     "incomplete": "Too few of the labels of the open days are in to say what they will be.",
     "unidentified": "Fewer than .8 of the labels came and nothing says how they were selected.",

@@ -78,7 +78,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from.
+    """Immutable; `at` is None before the first tick. `readings` are what the estimates of mature windows were made from, and
+    `calibrated` those of the scores that a calibrator serves, with the edges of their calibration bins.
 
     `diagnoses` are those of firing alerts by their key. `problem` says why the state directory cannot be written, for a person;
     it is empty when it can. `journal` is the number and the hash of the newest journal entry, 0 and empty before the first.
@@ -94,3 +95,4 @@ class Snapshot:
     closed: tuple[tuple[str, str, int], ...] = ()
     problem: str = ""
     journal: tuple[int, str] = (0, "")
+    calibrated: Mapping[tuple[Key, str], tuple[Reading, Ints | None]] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.readings import LabelRule, scored
 from monitor.core.reasons import REASONS
 from monitor.core.tables import BINS, CELL, EDGES, EMPTY, Table, grid_bin, total
+from rows import at
 
 RULES = (LabelRule("unknown"),) * 6
 A = math.log(2_000)
@@ -171,7 +172,7 @@ def test_silent_and_then_not(make):
     world, false, found = make(), [], 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        expected = nulls({"all": world.days(rng, 60, 100)}, world.threshold, RULES)
+        expected = nulls({"all": world.days(rng, 60, 100)}, at(world.threshold), RULES)
         live = list(world.days(rng, 100, 100).values())
         for name in expected.by:
             _, first = _fold(name, live, expected)
@@ -243,7 +244,7 @@ def test_slices():
         return parts | {"all": total(list(parts.values()))}
 
     history = [day() for _ in range(30)]
-    expected = nulls({name: {d: t[name] for d, t in enumerate(history)} for name in ("all", *names)}, world.threshold, RULES)
+    expected = nulls({name: {d: t[name] for d, t in enumerate(history)} for name in ("all", *names)}, at(world.threshold), RULES)
     evidence, first = _fold("calibration", [day(1.2) for _ in range(12)], expected)
     assert first is not None
     assert shares(evidence)[0][0] == "c=3"
@@ -261,7 +262,7 @@ def test_slices():
 def test_a_look(name):
     """Evidence starts at nothing, survives JSON exactly, is never NaN, and a day without rows or labels leaves it as it is."""
     world, rng = _flights(), np.random.default_rng(5)
-    expected = nulls({"all": world.days(rng, 20, 800)}, world.threshold, RULES)
+    expected = nulls({"all": world.days(rng, 20, 800)}, at(world.threshold), RULES)
     assert (log_evidence(None), shares(None)) == (NO_EVIDENCE, ())
     empty = look(name, None, 3, {}, expected, RULES, A)
     assert (empty.since, empty.day, empty.looks, empty.rows, log_evidence(empty)) == (3, 3, 0, 0, NO_EVIDENCE)
@@ -284,20 +285,20 @@ def test_reasons():
     """A detector that cannot look says why: no baseline, no threshold, too few days, or one class."""
     world, rng = _flights(), np.random.default_rng(6)
     days = world.days(rng, 20, 300)
-    assert set(nulls({}, 0.5, RULES).reasons.values()) == {"no_baseline"}
-    assert set(nulls({}, 0.5, RULES).reasons) == set(DETECTORS)
-    assert nulls({"all": days}, 0.25, RULES).reasons == {}
+    assert set(nulls({}, at(0.5), RULES).reasons.values()) == {"no_baseline"}
+    assert set(nulls({}, at(0.5), RULES).reasons) == set(DETECTORS)
+    assert nulls({"all": days}, at(0.25), RULES).reasons == {}
     assert nulls({"all": days}, None, RULES).reasons == dict.fromkeys(DECIDED, "no_threshold")
-    assert nulls({"all": days}, 0.25, RULES, outcomes=False).reasons == dict.fromkeys(MATURE, "no_baseline")
+    assert nulls({"all": days}, at(0.25), RULES, outcomes=False).reasons == dict.fromkeys(MATURE, "no_baseline")
     few = {"all": dict(list(days.items())[:13])}
-    assert nulls(few, 0.25, RULES).reasons == dict.fromkeys(DETECTORS, "learning")
+    assert nulls(few, at(0.25), RULES).reasons == dict.fromkeys(DETECTORS, "learning")
     live = {d + 50: world.day(rng, 300, o) for d, o in enumerate(_shocks(rng, 27, 0.6, 0.0))}
-    assert nulls(few, 0.25, RULES, live=live).reasons["calibration"] == "learning"
-    learnt = nulls(few, 0.25, RULES, live=live | {77: world.day(rng, 300)})
+    assert nulls(few, at(0.25), RULES, live=live).reasons["calibration"] == "learning"
+    learnt = nulls(few, at(0.25), RULES, live=live | {77: world.day(rng, 300)})
     assert learnt.reasons == {}
     assert learnt.lr["calibration"] > 0.1
     none = {d: replace(t, cells=_without_positives(t.cells)) for d, t in days.items()}
-    reasons = nulls({"all": none}, 0.25, RULES).reasons
+    reasons = nulls({"all": none}, at(0.25), RULES).reasons
     assert (reasons["recall"], reasons["roc_auc"], "prevalence" in reasons) == ("no_positives", "one_class", False)
     assert set(reasons.values()) <= set(REASONS)
 
@@ -311,7 +312,7 @@ def test_a_baseline_day_without_outcomes():
     cells["n_neg"] = cells["n_pos"] = cells["p_lab"] = 0
     totals = np.zeros((3, 5))
     totals[0, 0] = 2_000
-    with_it, without = (nulls({"all": d}, 0.2, RULES) for d in (days | {20: Table(cells, totals)}, days))
+    with_it, without = (nulls({"all": d}, at(0.2), RULES) for d in (days | {20: Table(cells, totals)}, days))
     assert with_it.reasons == without.reasons == {}
     assert with_it.lr["calibration"] == without.lr["calibration"]
     assert with_it.by["calibration"]["all"].promise == without.by["calibration"]["all"].promise
@@ -327,7 +328,7 @@ def _without_positives(cells):
 def test_vanished_positives():
     """A day without any positive is evidence: that they vanished shows within two weeks of 300 rows at 3 %."""
     world, rng = _fraud(), np.random.default_rng(7)
-    expected = nulls({"all": world.days(rng, 60, 300)}, 0.25, RULES)
+    expected = nulls({"all": world.days(rng, 60, 300)}, at(0.25), RULES)
     gone = [replace(t, cells=_without_positives(t.cells)) for t in world.days(rng, 14, 300).values()]
     assert _fold("calibration", gone, expected)[1] is not None
     found = effect("calibration", total(gone), expected, RULES)
@@ -342,19 +343,19 @@ def test_clusters(table):
         score = np.repeat(rng.beta(1, 3, clusters), size)
         return table(score, rng.random(len(score)) < score, 0.3, cluster=np.repeat(rng.integers(1, 2**31, clusters), size))
 
-    expected = nulls({"all": {d: day(300, 4) for d in range(20)}}, 0.3, RULES)
+    expected = nulls({"all": {d: day(300, 4) for d in range(20)}}, at(0.3), RULES)
     assert expected.reasons == {}
     assert expected.by["calibration"]["all"].size == pytest.approx(4, rel=0.1)
     teams = np.arange(1, 31)
     score = {t: rng.random() for t in teams}
     of_season = {d: table(np.array([score[t] for t in teams]), teams % 2, 0.3, cluster=teams) for d in range(40)}
-    assert nulls({"all": of_season}, 0.3, RULES).reasons == dict.fromkeys(DETECTORS, "clustered")
+    assert nulls({"all": of_season}, at(0.3), RULES).reasons == dict.fromkeys(DETECTORS, "clustered")
 
 
 def test_weights(table):
     """Of labels looked for by chance only whole rows are evidence: calibration takes those, the rates say `weighted`."""
     world, rng = _flights(), np.random.default_rng(9)
-    expected = nulls({"all": world.days(rng, 20, 800)}, 0.25, RULES)
+    expected = nulls({"all": world.days(rng, 20, 800)}, at(0.25), RULES)
     score = rng.beta(1, 3, 3_000)
     y, seen = rng.random(3_000) < score, rng.random(3_000) < 0.2
     sampled = table(score, np.where(seen, y, -1), 0.25, label_prob=np.full(3_000, 0.2))
@@ -368,7 +369,7 @@ def test_weights(table):
 def test_effects(table):
     """Effects are in the units of their limits and of the side that fires when things get worse; undecided rows have none."""
     world, rng = _flights(), np.random.default_rng(10)
-    expected = nulls({"all": world.days(rng, 60, 2_000)}, world.threshold, RULES)
+    expected = nulls({"all": world.days(rng, 60, 2_000)}, at(world.threshold), RULES)
     same, worse = world.day(rng, 100_000), world.day(rng, 100_000, 0.6, 0.3)
     for name in DETECTORS:
         found = effect(name, same, expected, RULES)
@@ -382,7 +383,7 @@ def test_effects(table):
     undecided.cells["verdict"] = NONE
     assert {effect(name, undecided, expected, RULES) for name in DECIDED} == {"no_threshold"}
     assert effect("recall", EMPTY, expected, RULES) == "no_mature_days"
-    assert effect("recall", same, nulls({}, 0.5, RULES), RULES) == "no_baseline"
+    assert effect("recall", same, nulls({}, at(0.5), RULES), RULES) == "no_baseline"
 
 
 @pytest.mark.parametrize("kind", ["one", "hard", "constant", "separable"])
@@ -396,7 +397,7 @@ def test_degenerate_scores(table, kind):
         ]
         return table(p, p > 0.5 if kind == "separable" else rng.random(300) < np.clip(p, 0.1, 0.7), 0.5)
 
-    expected = nulls({"all": {d: day() for d in range(20)}}, 0.5, RULES)
+    expected = nulls({"all": {d: day() for d in range(20)}}, at(0.5), RULES)
     live = [day() for _ in range(28)]
     for name in expected.by:
         evidence, _ = _fold(name, live, expected)
@@ -413,7 +414,7 @@ def test_a_trifle_of_drift():
         return World(_expit(rng.normal(mean, 1, 1_000_000)), 0.5)
 
     base, near, far = world(0.0), world(0.01), world(0.2)
-    expected = nulls({"all": base.days(rng, 20, 50_000)}, 0.5, RULES)
+    expected = nulls({"all": base.days(rng, 20, 50_000)}, at(0.5), RULES)
     days = list(near.days(rng, 28, 1_000_000).values())
     evidence, _ = _fold("score_drift", days, expected)
     assert not _fires("score_drift", effect("score_drift", total(days), expected, RULES).value)
@@ -430,10 +431,10 @@ def test_slices_have_shocks_of_their_own():
     calm = world.days(rng, 60, 2_000)
     few = {d: t for d, t in own.items() if d < 13}
     days = {"all": world.days(rng, 60, 20_000), "own": own, "calm": calm, "few": few}
-    lr = {part: float(null.lr[0]) for part, null in nulls(days, 0.25, RULES).by["calibration"].items()}
+    lr = {part: float(null.lr[0]) for part, null in nulls(days, at(0.25), RULES).by["calibration"].items()}
     assert lr["all"] == lr["calm"] == lr["few"] == 0.0
     assert 0.12 < lr["own"] < 0.4
-    shaken = nulls(days | {"all": world.days(rng, 60, 20_000, _shocks(rng, 60, 0.8, 0.0))}, 0.25, RULES).by["calibration"]
+    shaken = nulls(days | {"all": world.days(rng, 60, 20_000, _shocks(rng, 60, 0.8, 0.0))}, at(0.25), RULES).by["calibration"]
     assert {float(null.lr[0]) for null in shaken.values()} == {float(shaken["all"].lr[0])}
 
 
@@ -446,7 +447,7 @@ def test_a_slice_that_nobody_promised():
     unknown["bin"], unknown["n_none"], unknown["p_none"] = 1_000, 5, 2.0
     days["some"][3] = Table(unknown, np.zeros((3, 5)))
     days["none"] = dict.fromkeys(range(20), days["some"][3])
-    expected = nulls(days, 0.25, RULES)
+    expected = nulls(days, at(0.25), RULES)
     assert set(expected.by["calibration"]) == {"all", "some", "timid"}
     tables = {part: world.day(rng, 500) for part in ("all", "new", "none")}
     for name in DETECTORS:

@@ -10,7 +10,7 @@ from monitor.core.events import FLAG, PASS, VERDICTS
 from monitor.core.power import Watch, watched
 from monitor.core.readings import LabelRule
 from monitor.core.tables import LABEL, ROW, tables, total
-from rows import table_of
+from rows import at, table_of
 
 RULES = (LabelRule("unknown"),) * len(VERDICTS)
 GAUSS = power.normal(0.04, 2.0, 0.2)
@@ -29,7 +29,7 @@ def days_of(population, rows, days, rng, sd=0.0, slices=1):
 
 def expected(days):
     """Return what detectors expect after a baseline of days."""
-    return nulls({name: {i: d[name] for i, d in enumerate(days)} for name in days[0]}, 0.2, RULES)
+    return nulls({name: {i: d[name] for i, d in enumerate(days)} for name in days[0]}, at(0.2), RULES)
 
 
 def test_normal_scores():
@@ -160,7 +160,7 @@ def test_what_is_not_looked_for():
     population = power.observed(total(list(of["all"].values())), 1.0)
 
     def reasons(threshold, outcomes, limits):
-        promised = nulls(of, threshold, RULES, outcomes)
+        promised = nulls(of, at(threshold), RULES, outcomes)
         plan = power.plan(population, 500, 1.0, promised, RULES, limits, np.random.default_rng(0), 1)
         return {s.detector: s.reason for s in plan.sights}
 
@@ -183,7 +183,7 @@ def test_what_cannot_happen_is_left_out(threshold, rate, kept):
     outcome = np.arange(4_000) % 25 < 25 * rate
     days = [{"all": table_of(score, outcome, threshold)}] * 20
     population = power.observed(total([d["all"] for d in days]), threshold)
-    promised = nulls({"all": dict(enumerate(d["all"] for d in days))}, threshold, RULES)
+    promised = nulls({"all": dict(enumerate(d["all"] for d in days))}, at(min(threshold, 1.0)), RULES)
     plan = power.plan(population, 400, 1.0, promised, RULES, LIMITS, np.random.default_rng(0), 1)
     assert {s.detector for s in plan.sights if not s.reason} == kept
 
@@ -192,7 +192,7 @@ def test_more_rows_than_cells_can_count():
     """With two scores and 10**9 rows a day a change is found after as many days as 28 take to show it, not at once."""
     score = np.repeat((0.1, 0.9), 2_000)
     table = table_of(score, np.random.default_rng(8).random(4_000) < score, 0.5)
-    promised = nulls({"all": dict.fromkeys(range(20), table)}, 0.5, RULES)
+    promised = nulls({"all": dict.fromkeys(range(20), table)}, at(0.5), RULES)
     plan = power.plan(power.observed(table, 0.5), 10**9, 1.0, promised, RULES, LIMITS, np.random.default_rng(0), 1)
     assert plan.per_day == 10**9
     assert all(2 < s.looks <= 28 for s in plan.sights)

@@ -12,6 +12,7 @@ from sklearn.metrics import log_loss as sk_log_loss
 from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS, prob_code
 from monitor.core.readings import LabelRule, baseline, coverage, known, mature, scored
 from monitor.core.tables import EMPTY, LABEL, PASSED_OVER, PICKED, ROW, not_waiting, tables, weights_of
+from rows import at
 
 NEGATIVE = (LabelRule("negative"),) * 6
 UNKNOWN = (LabelRule("unknown"),) * 6
@@ -62,7 +63,7 @@ def test_mature_missing_unknown(table, labelled, reason):
 
 def test_nothing_at_all():
     """An empty table has a reason on every basis, and no cells."""
-    readings = [scored(EMPTY), known(EMPTY), mature(EMPTY, NEGATIVE), mature(EMPTY, UNKNOWN), baseline(EMPTY, None)]
+    readings = [scored(EMPTY), known(EMPTY), mature(EMPTY, NEGATIVE), mature(EMPTY, UNKNOWN), baseline({"all": EMPTY}, None)]
     assert [r.reason for r in readings] == ["no_events", "no_events", "no_mature_days", "no_mature_days", "no_events"]
     assert all(len(r.n) == 0 and r.losses == (0.0, 0.0) and not r.decided for r in readings)
 
@@ -75,10 +76,10 @@ def test_events_without_labels(table):
 def test_baseline_follows_the_current_policy(table):
     """The baseline is decided anew by the threshold it is asked about; a score on the threshold is flagged."""
     t = table(SCORE, np.maximum(OUTCOME, 0), threshold=0.05)
-    r = baseline(t, 0.6)
+    r = baseline({"all": t}, at(0.6))
     assert r.basis == "baseline"
     assert r.verdict.tolist() == [PASS, PASS, FLAG, FLAG]
-    assert not baseline(t, None).decided
+    assert not baseline({"all": t}, None).decided
 
 
 def test_clipped_are_counted(table):
@@ -267,6 +268,6 @@ def test_groups_follow_the_outcomes(table):
     by_verdict = mature(t, BY_VERDICT)  # of the two labelled blocked and flagged positives only one counts
     assert np.isnan(by_verdict.groups[:, 1, [1, 3, 4, 5]]).all()
     assert by_verdict.groups[[1, 2], 0, 0].tolist() == [2, 0]
-    assert baseline(t, 0.5).groups is None
+    assert baseline({"all": t}, at(0.5)).groups is None
     assert mature(table(score, y, verdicts=verdicts), UNKNOWN).groups is None
     assert np.isnan(scored(t + not_waiting(t)).groups[:, 0]).all()

@@ -395,7 +395,7 @@ def _measured(metric: Metric, reading: Reading, decided: bool, edges: Ints | Non
     return metric.function(reading, edges, reference) if metric.reference else metric.function(reading, edges)
 
 
-_PROBABILITY = (
+PROBABILITY = (
     "mean_score",
     "high_confidence_error_share",
     *(name for name, m in METRICS.items() if m.function.__module__ in {x.__name__ for x in (calibration, fit, decomposition)}),
@@ -411,7 +411,7 @@ def of_margins(estimates: Iterable[Estimate]) -> tuple[Estimate, ...]:
     """Return estimates of a model whose scores are margins: what reads them as probabilities is undefined."""
     return tuple(
         Estimate(e.metric, e.key, e.window, e.basis, None, None, None, e.n, "margin_scores")
-        if e.reason in ("", "no_baseline") and (e.metric in _PROBABILITY or (e.basis == "estimated" and e.metric in _IMPLIED))
+        if e.reason in ("", "no_baseline") and (e.metric in PROBABILITY or (e.basis == "estimated" and e.metric in _IMPLIED))
         else e
         for e in estimates
     )
