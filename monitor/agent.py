@@ -54,13 +54,12 @@ from monitor.decider import Decider, Outcome, Testing
 from monitor.explain import explain
 from monitor.exporter import Exporter
 from monitor.formats import Decoder
-from monitor.formats.classes import Scores
 from monitor.sampler import Sampler
 from monitor.served import Planned, Served
 from monitor.sources.file import FileReader
 from monitor.store import HELD, NEWS, OLD_NEWS, REFUSED, StateError, Store, passing
 from monitor.verify import Step, verify
-from monitor.watched import Watched, add_passed, baseline_of, features_digest
+from monitor.watched import Watched, add_passed, baseline_of, features_digest, scores_of
 
 log = logging.getLogger("scorewatch")
 
@@ -231,7 +230,7 @@ class Agent:
         models = self.config.named
         review = frozenset(name for name, m in models.items() if m.review)
         features = {name: placed(b.features, models[name].features) for name, b in self.baselines.items() if name in models}
-        scores = {name: _scores(m) for name, m in models.items() if m.classes or m.score != "probability"}
+        scores = {name: scores_of(m) for name, m in models.items() if m.classes or m.score != "probability"}
         return Decoder(self.store.hasher, {name: m.segments for name, m in models.items()}, review, features, scores)
 
     def file_sources(self) -> list[FileReader]:
@@ -1004,12 +1003,6 @@ def _best(index: Ints, of_row: NDArray[Any]) -> NDArray[Any]:
     """Return for each event, in the order of the index, the best of what became of its rows."""
     first = np.flatnonzero(np.diff(index, prepend=-1))
     return of_row if len(first) == len(index) else np.maximum.reduceat(of_row, first)
-
-
-def _scores(model: Model) -> Scores:
-    """Return what the scores are that events of the model hold."""
-    names = tuple(target.name for target in model.targets.values())
-    return Scores(model.score != "probability", model.classes, model.labels_mode == "multi", model.sum_tolerance, names)
 
 
 def _carried(batch: Batch, p: Predictions) -> NDArray[np.bool_]:

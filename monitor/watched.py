@@ -45,6 +45,7 @@ from monitor.core.readings import LabelRule, Reading
 from monitor.core.rules import Rule, detecting
 from monitor.core.snapshot import Detection, Version
 from monitor.core.tables import EMPTY, Table, count_pieces, grid_bin, not_waiting, tables, total
+from monitor.formats.classes import Scores
 from monitor.looks import Beside, Looks, Promise
 from monitor.series import CALIBRATED, NOWCAST, SLICE_CALIBRATED, SLICE_ESTIMATES
 from monitor.store import Store
@@ -78,6 +79,12 @@ _STEPS = np.arange(1, 20) / 20
 def baseline_checksum(baseline: Baseline) -> str:
     """Return the SHA-256 of a baseline without its checksum."""
     return "sha256:" + hashlib.sha256(baselines.to_json(replace(baseline, checksum="")).encode()).hexdigest()
+
+
+def scores_of(model: Model) -> Scores:
+    """Return what the scores are that events of the model hold."""
+    names = tuple(target.name for target in model.targets.values())
+    return Scores(model.score != "probability", model.classes, model.labels_mode == "multi", model.sum_tolerance, names)
 
 
 def read_baseline(path: Path) -> Baseline:

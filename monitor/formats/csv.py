@@ -112,7 +112,7 @@ def _features(decoder: Decoder, model: str, fields: Iterable[tuple[str, str]]) -
     """Return the features of a row; a text is a number where the baseline has numbers, and stays one where it has text."""
     given = {name.removeprefix(_FEATURE): value for name, value in fields if name.startswith(_FEATURE) and value != ""}
     places = decoder.features.get(model, {})
-    return {name: _number(given[name]) if f.numeric else given[name] for name, (_, f) in places.items() if name in given}
+    return {name: number(given[name]) if f.numeric else given[name] for name, (_, f) in places.items() if name in given}
 
 
 def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
@@ -125,13 +125,13 @@ def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
         if value == "":
             continue
         if name in _NUMBERS or (name in _TIMES and value.lstrip("-").replace(".", "", 1).isdigit()):
-            item[name] = _number(value)
+            item[name] = number(value)
         elif name == "flagged":
             item[name] = {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
         elif name in _FIELDS:
             item[name] = value
         elif name.startswith(_SCORES):
-            scores[name.removeprefix(_SCORES)] = _number(value)
+            scores[name.removeprefix(_SCORES)] = number(value)
         elif not name.startswith(_FEATURE):
             segments[name] = value
     if segments:
@@ -145,7 +145,7 @@ def _item(decoder: Decoder, names: list[str], row: list[str]) -> Any:
     return item
 
 
-def _number(text: str) -> Any:
+def number(text: str) -> Any:
     """Return the number, or the text itself, which is then rejected with the reason `type`."""
     try:
         value = float(text)
