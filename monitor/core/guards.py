@@ -135,9 +135,9 @@ def may_go_forward(
 ) -> str:
     """Return why no change may be tested for a version now, or an empty text.
 
-    `diagnosis` is what is likely wrong, `validated` says whether validation promised it something, `waits` whether a proposal is open, `enough` whether enough mature
-    rows have an outcome, `rested` whether QUIET is over since a person rejected a proposal. There is one change in a `horizon`
-    (ms), and none within QUIET of a way back.
+    `diagnosis` is what is likely wrong, `validated` says whether validation promised the version something, `waits` whether a
+    proposal is open, `enough` whether enough mature rows have an outcome, `rested` whether QUIET is over since a person rejected
+    a proposal. There is one change in a `horizon` (ms), and none within QUIET of a way back.
     """
     if no := may_act(mode, role):
         return no

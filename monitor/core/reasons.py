@@ -151,4 +151,23 @@ DELIVERED = {
     "forgotten": "More than 1,000 messages were dead; the oldest are forgotten.",
 }
 
-REASONS = REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED | TRIED | DELIVERED
+LEAKS = {
+    "duplicate_id": "Rows have the same id, so they count twice or choose what they test; leave one row for each id.",
+    "entity_in_two_roles": "Rows of one entity have different roles, so what is chosen on it is tested on it, too; give each"
+    " entity one role, or take the column `entity` out where its rows have nothing in common.",
+    "time_order": "Rows are earlier than rows of the role before, so the past is tested with what was chosen in its future; give"
+    " calibration the oldest rows and test the newest (without the column `role` it is done so), or take `ts` out where time"
+    " means nothing.",
+}
+
+BUILT = {
+    "few_to_calibrate": "With fewer than 300 positives no calibrator is proposed.",
+    "role": "The role is not calibration, selection or test.",
+    "other_version": "The row names another model or version.",
+    "no_objective": "No threshold and no objective to choose one for is configured.",
+    "no_times": "The rows have no times, so cases a day are not known.",
+}
+
+REASONS = (
+    REJECTED | UNDEFINED | NO_INTERVAL | NOT_LOOKING | RESOLVED | DECIDED | CHOSEN | FITTED | TRIED | LEAKS | BUILT | DELIVERED
+)

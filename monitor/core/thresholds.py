@@ -1,6 +1,5 @@
 """Choosing the threshold of a policy: what it is for, what its candidates do, and how sure a choice is."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
