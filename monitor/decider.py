@@ -60,9 +60,10 @@ class Outcome:
 class Decider:
     """All of it but a running trial is a fold of the journal.
 
-    `decided` is the last reason by alert, `failing` are alerts whose action failed and is tried again, `proposals` the open ones
-    by number, `last` when a rule last decided what by version, `rejected` when a person last rejected one, `late` are alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies would
-    have served than the current one, by version and policy. `count(name, by, **labels)` counts something the exporter shows.
+    `decided` is the last reason by alert, `failing` are alerts whose action failed and is tried again, `proposals` the open
+    ones by number, `last` when a rule last decided what by version, `rejected` when a person last rejected one, `late` are
+    alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies would have served than
+    the current one, by version and policy. `count(name, by, **labels)` counts something the exporter shows.
     """
 
     def __init__(self, served: Served, version: str, count: Callable[..., None]) -> None:
@@ -423,7 +424,9 @@ def _chosen(
 
 
 def _next(old: Policy, ident: str, calibrator: Calibrator, chosen: Mapping[str, float], provenance: Mapping[str, Any]) -> Policy:
-    """Return the policy that serves the calibrator's scores: with the thresholds that were chosen for them, else deciding as before."""
+    """Return the policy that serves the calibrator's scores: with the thresholds that were chosen for them, else deciding as
+    before.
+    """
     same = with_calibrator(old, ident, calibrator, provenance)
     if not chosen:
         return same

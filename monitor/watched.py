@@ -184,15 +184,15 @@ class Watched:
     """All of it can be made again from the store and the files; nothing here is stored anywhere else.
 
     `reference` are the scores of the baseline. `hours` holds a table per slice for each of the last hours, `following` how
-    often each policy was named in each minute of them, `days` the tables of the last 28 mature days by slice (both only that of `all` for a
-    target of a model with classes, which may have many), `sums` what `summed` makes of them (beside that of `all`), `open`
-    those of the slice `all` of days that are not mature, `seen` when its last event came.
-    `validation` are the scores of both classes where a baseline promises outcomes, `off` by how much estimates made with them
-    missed each mature day, and `errors` what they were worth. `stale` hours are counted anew. `features_since` (ms) is when
-    features began to be coded as they are in the baseline, `promised` the rows of its slices and those by feature and code.
-    `policy` is the one that decides and `calibrated` the first whole day on which scores were served as they are now, 0 when
-    they always were. `spread` is how much more the days of the baseline differ than independent rows would. `unwritten` is an
-    observed baseline that could not be written yet, and `problem` why.
+    often each policy was named in each minute of them, `days` the tables of the last 28 mature days by slice (both only that of
+    `all` for a target of a model with classes, which may have many), `sums` what `summed` makes of them (beside that of `all`),
+    `open` those of the slice `all` of days that are not mature, `seen` when its last event came. `validation` are the scores of
+    both classes where a baseline promises outcomes, `off` by how much estimates made with them missed each mature day, and
+    `errors` what they were worth. `stale` hours are counted anew. `features_since` (ms) is when features began to be coded as
+    they are in the baseline, `promised` the rows of its slices and those by feature and code. `policy` is the one that decides
+    and `calibrated` the first whole day on which scores were served as they are now, 0 when they always were. `spread` is how
+    much more the days of the baseline differ than independent rows would. `unwritten` is an observed baseline that could not be
+    written yet, and `problem` why.
     """
 
     store: Store

@@ -129,7 +129,8 @@ SETTINGS = [
     ),
     (
         "api: host:8480\ntokens: {ingest: '', decide: a}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters "
+        "without spaces, env:NAME or file:PATH",
     ),
     ("clock: utc", "clock: found 'utc'; write wall or events"),
     ("tick: 15", "tick: found 15; write 15s if seconds are meant, else a duration such as 12h or 7d"),
@@ -176,11 +177,13 @@ SETTINGS = [
     ("tokens: {ingst: a}", "tokens.ingst: found an unknown key; did you mean ingest?"),
     (
         "tokens: {ingest: 'se cret'}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters "
+        "without spaces, env:NAME or file:PATH",
     ),
     (
         "tokens: {ingest: 'env:'}",
-        "tokens.ingest: found an unusable token; write a token of printable ASCII characters without spaces, env:NAME or file:PATH",
+        "tokens.ingest: found an unusable token; write a token of printable ASCII characters "
+        "without spaces, env:NAME or file:PATH",
     ),
     (
         "tokens: {ingest: '***'}",
@@ -261,7 +264,8 @@ MODELS = [
     ("threshold: half", "threshold: found 'half'; write a number"),
     (
         "threshold: {cost: {missed: 10, false_alarm: 1}, min_recall: 0.9}",
-        "threshold: found cost and min_recall; write exactly one of cost, utility, capacity, min_recall, precision_floor or fpr_cap",
+        "threshold: found cost and min_recall; write exactly one of cost, utility, capacity, "
+        "min_recall, precision_floor or fpr_cap",
     ),
     ("threshold: {min_recall: 1}", "threshold.min_recall: found 1; write a number between 0 and 1"),
     ("threshold: {capacity: {}}", "threshold.capacity: found no per_day; write a mapping such as {per_day: 200}"),

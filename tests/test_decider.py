@@ -266,7 +266,9 @@ def test_after_a_way_back_more_is_reviewed(world):
 
 
 def test_rollback_gives_the_same_verdicts_whatever_the_newest_policy_is(world):
-    """After a way back every score gets the verdict it got before, also when the newest policy is damaged, and after a restart."""
+    """After a way back every score gets the verdict it got before, also when the newest policy is damaged, and after a
+    restart.
+    """
     w = world(mode="off")
     w.days(0, 2)
     scores = np.linspace(0, 1, 2_001).tolist()
@@ -296,7 +298,9 @@ def test_rollback_gives_the_same_verdicts_whatever_the_newest_policy_is(world):
 
 
 def test_a_trial_by_hand_waits_as_a_proposal(world):
-    """What a person asks for is tried whatever the mode and whether an alert fires; winning it is a proposal, losing it is told."""
+    """What a person asks for is tried whatever the mode and whether an alert fires; winning it is a proposal, losing it is
+    told.
+    """
     w = world(mode="off", rules=f"{RULES}, calibration: off")
     w.days(0, 8, offset=-1.0)
     found = w.agent.calibrated(w.agent.calibrate("m", None, "ann", "looks off"), wait=True)
@@ -341,7 +345,9 @@ def test_a_model_server_that_does_not_follow(world):
 
 
 def test_the_threshold_is_chosen_anew_for_what_it_is_for(world):
-    """With an objective a policy gets its threshold on the served scale; one that would flag too much or too little is refused."""
+    """With an objective a policy gets its threshold on the served scale; one that would flag too much or too little is
+    refused.
+    """
     w = world(more="threshold: {cost: {missed: 1, false_alarm: 1}}", threshold="")
     w.days(0, 2)
     w.agent.command("activate", "m", "v1", "ann", "three fifths", threshold=0.6)

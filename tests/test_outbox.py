@@ -210,7 +210,7 @@ def test_a_newer_policy_takes_the_place_of_those_that_did_not_arrive(box):
         ("deliver", "v1", 4),
         ("retrain", "v1", 5),
     ]
-    assert b.counted() == {("deliver", "superseded"): 1}
+    assert b.counted() == {("deliver", "replaced"): 1}
 
 
 def test_what_waits_and_what_is_dead_is_bounded(box):

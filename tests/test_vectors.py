@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from monitor.core import thresholds
 from monitor.core.delays import curve
 from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.intervals import wilson
 from monitor.core.metrics import calibration, confusion, curves, decomposition, drift, fit, prevalence, ranking
 from monitor.core.readings import LabelRule, Reading, known, mature, scored
 from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
-from monitor.core import thresholds
 from monitor.core.thresholds import cost as cost_of
 from rows import VECTORS, table_of
 

@@ -175,7 +175,7 @@ class Outbox:
             (DELIVER, item.place, item.model, item.version),
         ).rowcount
         if gone:
-            self.count("scorewatch_deliveries_total", gone, action=DELIVER, reason="superseded")
+            self.count("scorewatch_deliveries_total", gone, action=DELIVER, reason="replaced")
 
     def _keep_few(self) -> None:
         """Give up the oldest of too many that wait, and forget the oldest of too many dead ones."""

@@ -48,7 +48,11 @@ class Trial:
             (folder / "errors").open("wb") as errors,
         ):
             # A session of its own: Ctrl-C at the agent's terminal is for the agent, which ends the trial.
-            self._process = subprocess.Popen(command, stdin=given, stdout=said, stderr=errors, start_new_session=True)
+            # One thread: small products gain nothing by more, and the model server needs the cores.
+            environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                command, stdin=given, stdout=said, stderr=errors, env=environment, start_new_session=True
+            )
 
     def outcome(self, wait: bool) -> dict[str, Any] | None:
         """Return the report as JSON, `{"reason": timeout or trial_failed}` where there is none, or None while it runs."""

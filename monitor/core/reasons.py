@@ -146,7 +146,7 @@ DELIVERED = {
     "gone": "The receiver answered 410: it wants no messages any more.",
     "argument": "A name would have become an option of the program.",
     "not_configured": "What it was for is no longer in the configuration.",
-    "superseded": "A newer policy of the same version took its place.",
+    "replaced": "A newer policy of the same version took its place.",
     "overflow": "More than 1,000 messages waited; the oldest are given up.",
     "forgotten": "More than 1,000 messages were dead; the oldest are forgotten.",
 }

@@ -9,7 +9,7 @@ from monitor.core.events import Bools, Floats, Ints
 from monitor.core.intervals import clopper_pearson, effective
 from monitor.core.policy import IDENTITY, Calibrator, expit, logit, served_edges
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS, EDGES
+from monitor.core.tables import BINS
 
 POSITIVES = 300
 """With fewer positives a bound on recall is honest but wide, and a slice has no threshold of its own."""
@@ -28,8 +28,8 @@ OBJECTIVES = ("cost", "utility", "capacity", "min_recall", "precision_floor", "f
 class Objective:
     """What a threshold is for, one of OBJECTIVES.
 
-    `value` is the recall, precision or false positive rate to keep, the cases a day, or the fixed threshold; `utility` what a true
-    positive, a false positive, a false negative and a true negative are worth.
+    `value` is the recall, precision or false positive rate to keep, the cases a day, or the fixed threshold; `utility` what a
+    true positive, a false positive, a false negative and a true negative are worth.
     """
 
     name: str
@@ -44,7 +44,8 @@ def cost(missed: float, false_alarm: float) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A threshold of served scores, what it would have counted, and `bound`, what it keeps with a confidence of .95 (None: nothing).
+    """A threshold of served scores, what it would have counted, and `bound`, what it keeps with a confidence of .95 (None:
+    nothing).
 
     It is not `automatic` when a person should look first: `reason` is then a code of `reasons.CHOSEN`.
     """
@@ -164,12 +165,13 @@ def choose(
     scored: Reading | None = None,
     days: float = 1.0,
 ) -> Choice | str:
-    """Return the threshold of served scores that an objective chooses on outcomes, or a code of `reasons` that says why it cannot.
+    """Return the threshold of served scores that an objective chooses on outcomes, or a code of `reasons` that says why it
+    cannot.
 
-    Of several that are as good the highest is taken. Recall, precision and false positive rate are kept with a confidence of .95, by
-    one-sided bounds of Clopper and Pearson: chosen by what was counted, a target is missed every other time. Cost and utility take
-    the threshold of Bayes where the served scores are `accepted` as honest, else the one that would have been best. A capacity is that
-    of the `scored` rows of so many `days`, for which no outcome is needed.
+    Of several that are as good the highest is taken. Recall, precision and false positive rate are kept with a confidence of
+    .95, by one-sided bounds of Clopper and Pearson: chosen by what was counted, a target is missed every other time. Cost and
+    utility take the threshold of Bayes where the served scores are `accepted` as honest, else the one that would have been
+    best. A capacity is that of the `scored` rows of so many `days`, for which no outcome is needed.
     """
     made = _table(reading, calibrator)
     if objective.name == "fixed":
