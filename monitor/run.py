@@ -526,13 +526,14 @@ _OF_MEMORY = ("fresh", "policy", "proposals")
 class Running:
     """What the listeners ask; every answer is of the last snapshot or comes from the store's thread.
 
-    `retime` is called with the seconds between two ticks when these change.
+    `retime` is called with the seconds between two ticks when these change, `send` when there is somebody to tell.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.source: http.HttpReceiver | None = None
         self.retime: Callable[[float], None] = lambda seconds: None
+        self.send: Callable[[], None] = lambda: None
         self._configure()
 
     def _configure(self) -> None:
@@ -661,6 +662,8 @@ class Running:
         self._configure()
         if config.tick != before.tick:
             self.retime(config.tick / 1000)
+        if config.delivers:
+            self.send()
         self.loop.publish()
         # What the agent of before had was taken out of the collector's sight.
         gc.unfreeze()
@@ -766,9 +769,9 @@ def _ticking(loop: Loop, api: Running, config: Config) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sending(loop: Loop, config: Config) -> Iterator[None]:
+def _sending(loop: Loop, api: Running, config: Config) -> Iterator[None]:
     """Send what the journal gives cause to; where nobody is to be told there is no thread for it."""
-    if config.clock == "events" or not (config.delivers or loop.agent.outbox.counts[0]):
+    if config.clock == "events":
         yield
         return
 
@@ -778,7 +781,9 @@ def _sending(loop: Loop, config: Config) -> Iterator[None]:
         return job.future.result()
 
     sender = Sender(ask, lambda: loop.agent.outbox, lambda: loop.agent.config.hidden)
-    sender.start()
+    if config.delivers or loop.agent.outbox.counts[0]:
+        sender.start()
+    api.send = sender.start
     try:
         yield
     finally:
@@ -811,7 +816,7 @@ def run(config: Config, version: str, started: Callable[[str, str], None]) -> No
     thread = threading.Thread(target=loop.run, name="scorewatch")
     thread.start()
     try:
-        with _ticking(loop, api, config), _sending(loop, config):
+        with _ticking(loop, api, config), _sending(loop, api, config):
             asyncio.run(main())
     finally:
         loop.stopping.set()

@@ -859,11 +859,11 @@ def test_target_errors(body: str, message: str) -> None:
         ),
         (
             "defaults: {rules: {policy_volume: {action: page}}}",
-            "defaults.rules.policy_volume.action: found 'page'; write none or rollback",
+            "defaults.rules.policy_volume.action: found 'page'; write none, rollback or recalibrate",
         ),
         (
             "defaults: {rules: {policy_volume: {action: 5}}}",
-            "defaults.rules.policy_volume.action: found 5; write none, rollback or the name of one of actions",
+            "defaults.rules.policy_volume.action: found 5; write none, rollback, recalibrate or the name of one of actions",
         ),
     ],
 )

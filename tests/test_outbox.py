@@ -604,3 +604,16 @@ models:
     assert log.db.execute("select count(*) from outbox").fetchone() == (0,)
     log.close()
     assert receiver.got == []
+
+
+def test_a_reload_may_configure_the_first_delivery(agent, receiver):
+    """An agent that told nobody tells those that the configuration names when it is read anew."""
+    text = config(receiver.url)
+    a = agent(text.replace(text[text.index(", deliver:") : text.rindex("}")], ""))
+    activate(a, 0.5)
+    a.config.write_text(text)
+    assert a.ask("/-/reload", {"reason": "tell"})[0] == 200
+    activate(a, 0.25)
+    until(lambda: receiver.got)
+    assert verify(SECRET, *receiver.got[0])["data"]["policy"]["thresholds"]["all"] < 0.3
+    assert len(receiver.got) == 1

@@ -303,15 +303,17 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="scorewatch-sender", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
-        self._thread.start()
+        """Begin to send, unless it has begun."""
+        if not self._thread.ident:
+            self._thread.start()
 
     def stop(self) -> None:
         """Begin nothing more and kill commands; what was on its way is sent again after the next start."""
         self.stopping.set()
         self.outbox().news.set()
         for thread in (self._thread, *list(self._busy.values())):
-            thread.join(self.PATIENCE)
+            if thread.ident:
+                thread.join(self.PATIENCE)
 
     def _run(self) -> None:
         waiting: list[tuple[Item, Target | None]] = []
