@@ -329,6 +329,7 @@ class Loop:
     def change(self, config: Config, who: str, reason: str) -> None:
         """Go on with another configuration; raise StateError when that cannot be, and go on with the one before."""
         before = self.agent
+        before.decider.close()
         before.store.close()
         try:
             fresh = self._reopen(config)
