@@ -139,11 +139,13 @@ def _model_lines(s: Share) -> Iterator[str]:
 def seen(model: Model, baseline: Baseline, runs: int = 12) -> Plan:
     """Return what of the changes of a model can be seen when, simulated from its baseline; without per_day at that volume.
 
-    Raises ValueError when the baseline has no rows.
+    Raises ValueError when the baseline has no rows, or neither it nor the model says how many there are a day.
     """
     whole, threshold = baseline.table("all"), 1.0 if model.threshold is None else model.threshold
     if not whole.n:
         raise ValueError(f"the baseline of {baseline.model} {baseline.version} has no rows")
+    if not (model.per_day or baseline.timed):
+        raise ValueError(f"the rows of the baseline have no times; write models.{model.name}.per_day")
     per_day = model.per_day or round(whole.n / len(baseline.days["all"]))
     policy = None if model.threshold is None else compose("", model.name, baseline.version, {"all": model.threshold})
     expected = nulls(baseline.days, policy, model.labels.rules, baseline.promises)

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from datetime import date
 from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from monitor import timeline
+from monitor.clock import wall
 from monitor.config import Address, Config, ConfigError, FileSource, Model, describe, effective, load
 from monitor.store import StateError
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from monitor.agent import Agent
     from monitor.core.power import Plan
     from monitor.core.thresholds import Objective
+    from monitor.validation import Built
 
 VERSION = version("scorewatch")
 
@@ -81,8 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         "--files", type=Path, metavar="DIR", help="write data, baseline and configuration there for `replay`, and end"
     )
 
-    baseline = add("baseline", _show, "Show what a baseline promises.")
+    baseline = add("baseline", _show, "Build a baseline, or show what one promises.")
     of_baseline = baseline.add_subparsers(required=True, metavar="COMMAND")
+    _build_parser(of_baseline.add_parser("build", help=_BUILD, description=_BUILD))
     show = of_baseline.add_parser("show", help="Print what a baseline file says.", description="Print what a baseline file says.")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--config", type=Path, metavar="FILE", help="what can be seen when is that of this configuration")
@@ -183,6 +187,58 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_BUILD = "Build a baseline and a policy from labelled rows of a validation, or a baseline from mature days of an agent."
+
+
+def _build_parser(build: argparse.ArgumentParser) -> None:
+    build.set_defaults(command=_build)
+    build.add_argument("files", nargs="*", type=Path, metavar="FILE", help="CSV or NDJSON, also .gz, or Parquet (extra lake)")
+    build.add_argument("--model", metavar="MODEL", help="needed with files")
+    build.add_argument("--version", metavar="V", help="needed with files, and with --from when several versions have days")
+    build.add_argument("--out", type=Path, required=True, metavar="FILE", help="the baseline; of a model with classes, a folder")
+    build.add_argument(
+        "--policy", type=Path, metavar="FILE", help="write the policy there that is chosen, for `activate --policy`"
+    )
+    build.add_argument(
+        "--config", type=Path, metavar="FILE", help="segments, features, labels and threshold are those of MODEL here"
+    )
+    build.add_argument("--segments", type=_names, metavar="A,B", help="columns that slices are made of; default: as configured")
+    build.add_argument(
+        "--features", type=_names, metavar="A,B", help="columns that are frozen as features; default: as configured"
+    )
+    build.add_argument("--data-slice", default="", metavar="TEXT", help="which data it is, in words; default: the file names")
+    build.add_argument(
+        "--split",
+        type=_shares,
+        metavar="SHARES",
+        help="roles of rows without one, by time, else by entity or id; default: calibration=.4,selection=.3,test=.3",
+    )
+    build.add_argument("--allow-rejected", type=int, default=0, metavar="N", help="build though so many rows cannot be used")
+    build.add_argument("--from", dest="source", metavar="MODEL", help="mature days of this model instead of files")
+    build.add_argument("--since", type=_day, metavar="DATE", help="the first of these days (UTC)")
+    build.add_argument("--until", type=_day, metavar="DATE", help="the day after the last of them")
+    build.add_argument("--url", metavar="URL", help="api of the running agent; default: that of the configuration")
+    build.add_argument("--json", action="store_true", help="print what was built as one JSON object a baseline")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _day(text: str) -> int:
+    return (date.fromisoformat(text) - date(1970, 1, 1)).days
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    from monitor.core.validation import ROLES
+
+    given = dict(part.split("=") for part in text.split(","))
+    shares = tuple(float(given.pop(name, 0)) for name in ROLES)
+    if given or min(shares) < 0 or not 0.999 <= sum(shares) <= 1.001:
+        raise ValueError
+    return shares
+
+
 def _run(args: argparse.Namespace) -> int:
     from monitor.run import run
 
@@ -233,6 +289,67 @@ def _show(args: argparse.Namespace) -> int:
     else:
         print("\n".join((*promise.lines(found), *check.seen_lines({baseline.model: plan}))))
     return 0
+
+
+def _build(args: argparse.Namespace) -> int:
+    from monitor import promise
+
+    if bool(args.files) is bool(args.source):
+        raise ConfigError("scorewatch baseline build: name files with labelled rows, or a model whose days are used with --from")
+    made = [_build_from_days(args)] if args.source else _build_from_files(args)
+    for built in made:
+        found = promise.as_dict(built.baseline) | {"file": str(built.path)}
+        print(json.dumps(found) if args.json else "\n".join((*promise.lines(found), f"  written to {built.path}")))
+    return 0
+
+
+def _build_from_files(args: argparse.Namespace) -> "list[Built]":
+    from monitor import validation
+
+    if args.model is None or args.version is None:
+        raise ConfigError("scorewatch baseline build: name the model and its version with --model and --version")
+    model = _model_of(args)
+    shares = args.split or validation.SHARES
+    order = validation.Order(
+        tuple(args.files),
+        model,
+        args.version,
+        args.out,
+        VERSION,
+        wall(),
+        args.policy,
+        args.data_slice,
+        shares,
+        args.allow_rejected,
+    )
+    rows = validation.load(order)
+    for line in validation.refusals(rows.refused):
+        print(line, file=sys.stderr)
+    if rows.unused:
+        print(f"columns that are not used: {', '.join(sorted(rows.unused))}", file=sys.stderr)
+    return validation.build(order, rows)
+
+
+def _model_of(args: argparse.Namespace) -> Model:
+    """Return the model as configured, with the segments and features of the command line."""
+    models = load(args.config).named if args.config else {}
+    if args.config and args.model not in models:
+        raise ConfigError(f"{args.config}: models: found no {args.model}; write it there or name one of {', '.join(models)}")
+    model = models.get(args.model, Model(args.model))
+    given = {name: value for name in ("segments", "features") if (value := getattr(args, name)) is not None}
+    return replace(model, **given)
+
+
+def _build_from_days(args: argparse.Namespace) -> "Built":
+    from monitor import data, validation
+
+    if args.since is None or args.until is None or (args.config is None and args.url is None):
+        raise ConfigError("scorewatch baseline build: --from needs --since and --until, and --config or --url")
+    config = load(args.config) if args.config else None
+    segments = config.models[args.source].segments if config and args.source in config.models else None
+    span = data.Span(args.source, args.version, args.since, args.until, segments)
+    with _exported(config, args.url) as lines:
+        return validation.write(args.out, data.observed(lines, span, VERSION, wall()))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -339,11 +456,8 @@ def _threshold(args: argparse.Namespace) -> int:
     made = from_json(args.policy.read_text()) if args.policy else None
     path = args.baseline or model.baseline
     if args.live:
-        lines = _streamed(_url(config.api), None, "/v1/data", None)
-        if lines is None:
-            with _stopped(config) as agent:
-                lines = iter([json.dumps(line).encode() for day in agent.export() for line in day])
-        version, days = data.days_of(lines, args.model, args.version)
+        with _exported(config, None) as lines:
+            version, days = data.days_of(lines, args.model, args.version)
         of = choose.of_days(args.model, version, days, args.days)
     elif path is not None:
         of = choose.of_baseline(read_baseline(path), str(path))
@@ -508,18 +622,25 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    with _exported(None if args.url else load(args.config), args.url) as lines:
+        _write(lines)
+    return 0
+
+
+@contextmanager
+def _exported(config: Config | None, url: str | None) -> Iterator[Iterable[bytes]]:
+    """Give the lines of `export data` of a running agent, by its url or as configured, or of one that is stopped."""
     import msgspec
 
-    config = None if args.url else load(args.config)
-    lines = _streamed(args.url if config is None else _url(config.api), None, "/v1/data", None)
+    where = url or (_url(config.api) if config else "")
+    lines = _streamed(where, None, "/v1/data", None)
     if lines is not None:
-        _write(lines)
-    elif config is None:
-        raise ValueError(f"{args.url}: no agent listens there")
+        yield lines
+    elif config is None or url:
+        raise ValueError(f"{where}: no agent listens there")
     else:
         with _stopped(config) as agent:
-            _write(msgspec.json.encode(line) + b"\n" for day in agent.export() for line in day)
-    return 0
+            yield (msgspec.json.encode(line) + b"\n" for day in agent.export() for line in day)
 
 
 def _write(lines: Iterable[bytes]) -> None:

@@ -1,19 +1,22 @@
-"""Final day tables out of an agent as NDJSON, and the sum of what several agents wrote."""
+"""Final day tables out of an agent as NDJSON, a baseline of them, and the sum of what several agents wrote."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from monitor import timeline
+from monitor.core.baseline import OTHER, Baseline
 from monitor.core.days import Key, iso, month_of
 from monitor.core.events import DAY, VERDICTS
 from monitor.core.metrics import of_margins
-from monitor.core.readings import LabelRule
+from monitor.core.metrics.calibration import calibration_edges
+from monitor.core.readings import LabelRule, scored
 from monitor.core.tables import EMPTY, GRID, Table, from_dict, to_dict, total
-from monitor.watched import Watched, summary
+from monitor.watched import Watched, baseline_checksum, summary
 
 FORMAT = 1
 """Version of the lines."""
@@ -53,11 +56,18 @@ def days_of(lines: Iterable[bytes], model: str, version: str | None) -> tuple[st
     for text in lines:
         line = json.loads(text)
         if line["model"] == model and version in (None, line["version"]):
+            _check(line)
             days = found.setdefault(line["version"], Days(_rules(line), {}))
             days.tables.setdefault(_day(line), {})[line["slice"]] = from_dict(line)
     if len(found) != 1:
         raise ValueError(f"say which version of {model}: {', '.join(found)}" if found else f"{model} has no mature day yet")
     return next(iter(found.items()))
+
+
+def _check(line: dict[str, Any]) -> None:
+    for name, ours in (("format", FORMAT), ("grid", GRID)):
+        if line[name] != ours:
+            raise ValueError(f"{name} {line[name]!r}, this version reads {ours}; export it with the same version of Scorewatch")
 
 
 def _rules(line: dict[str, Any]) -> tuple[LabelRule, ...]:
@@ -67,6 +77,56 @@ def _rules(line: dict[str, Any]) -> tuple[LabelRule, ...]:
 
 def _day(line: dict[str, Any]) -> int:
     return int(np.datetime64(line["day"], "D").astype(np.int64))
+
+
+class Span(NamedTuple):
+    """Which days of what an agent exported: those of a model, of a version unless there is one only, from `since` to before
+    `until` (days since 1970). `segments` are those configured, None where nobody said.
+    """
+
+    model: str
+    version: str | None
+    since: int
+    until: int
+    segments: tuple[str, ...] | None = None
+
+
+def observed(lines: Iterable[bytes], span: Span, code: str, at: int) -> Baseline:
+    """Return the baseline of the mature days of a running model from lines of `export data`.
+
+    It is `observed`: what was served and came true, not what validation promised, so it promises nothing. It has no features:
+    days tell their bins by number only. Raises ValueError when there is no such day or the version has to be named.
+    """
+    version, exported = days_of(lines, span.model, span.version)
+    days: dict[str, dict[int, Table]] = {}
+    for day in sorted(d for d in exported.tables if span.since <= d < span.until):
+        for name, table in exported.tables[day].items():
+            days.setdefault(name, {})[day] = replace(table, features=None)
+    if not days:
+        first, last = _date(span.since), _date(span.until - 1)
+        raise ValueError(f"{span.model} {version} has no mature day from {first} to {last}")
+    there = sorted(days["all"])
+    names = tuple(name for name in days if name != "all")
+    segments = tuple(dict.fromkeys(name.partition("=")[0] for name in names)) if span.segments is None else span.segments
+    others = tuple(f"{name}={OTHER}" for name in segments)
+    provenance = {
+        "kind": "observed",
+        "days": len(there),
+        "first_day": _date(there[0]),
+        "last_day": _date(there[-1]),
+        "data": f"mature days from {_date(span.since)} to {_date(span.until - 1)}",
+        "rows": sum(t.n for t in days["all"].values()),
+        "code": code,
+        "built_at": iso(at),
+    }
+    slices = ("all", *(name for name in names if name not in others), *others)
+    edges = calibration_edges(scored(total(list(days["all"].values()))))
+    made = Baseline(span.model, version, segments, slices, edges, days, (there[-1] + 1) * DAY, provenance)
+    return replace(made, checksum=baseline_checksum(made))
+
+
+def _date(day: int) -> str:
+    return iso(day * DAY)[:10]
 
 
 class Part(NamedTuple):
@@ -117,11 +177,7 @@ class Merged:
 
     def _line(self, path: Path, line: dict[str, Any]) -> Table:
         """Add a line and return its table; that of another slice is empty."""
-        for name, ours in (("format", FORMAT), ("grid", GRID)):
-            if line[name] != ours:
-                raise ValueError(
-                    f"{name} {line[name]!r}, this version reads {ours}; export it with the same version of Scorewatch"
-                )
+        _check(line)
         rules = _rules(line)
         here = {name: line[name] for name in ("labels", "margins")}
         said, _, where = self.read.setdefault(line["model"], (here, rules, path))

@@ -31,7 +31,7 @@ class Baseline:
 
     `until` is the time in ms where it ends: live days before it are not judged by it. `provenance["kind"]` is `validation`
     or `observed`; an observed one freezes slices and edges but promises nothing. `features` are in the order of their codes
-    in a row, which the tables count.
+    in a row, which the tables count. `report` is how a policy was chosen and what it did on rows kept for its test.
     """
 
     model: str
@@ -44,11 +44,17 @@ class Baseline:
     provenance: Mapping[str, Any]
     checksum: str = ""
     features: Mapping[str, Feature] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def promises(self) -> bool:
         """Return whether it came from validation."""
         return bool(self.provenance["kind"] == "validation")
+
+    @property
+    def timed(self) -> bool:
+        """Return whether its rows had times; else all of them are counted as one day, which is no day of traffic."""
+        return bool(self.provenance.get("timed", True))
 
     def table(self, name: str) -> Table:
         """Return the sum of all days of a slice."""
@@ -171,6 +177,7 @@ def to_json(baseline: Baseline) -> str:
         "provenance": dict(baseline.provenance),
         "checksum": baseline.checksum,
         **({"features": frozen.to_dict(baseline.features)} if baseline.features else {}),
+        **({"report": dict(baseline.report)} if baseline.report else {}),
         "days": days,
     }
     return json.dumps(body, separators=(",", ":")) + "\n"
@@ -194,6 +201,7 @@ def from_json(text: str) -> Baseline:
             body["provenance"],
             body["checksum"],
             frozen.from_dict(body.get("features", {})),
+            dict(body.get("report", {})),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise ValueError(f"not a baseline: {e!r}") from None

@@ -199,7 +199,7 @@ def chosen(v: Validation, slices: tuple[str, ...], objective: Objective | None, 
 def _calibrated(v: Validation, slices: tuple[str, ...]) -> dict[str, Any]:
     """Return the report of the gate, or why it was not asked."""
     if v.margins:
-        return {"reason": "margin_scores"}
+        return {"reason": "margin_scores", **v.counts}
     if v.counts["positives"] < FEW:
         return {"reason": "few_to_calibrate", **v.counts}
     if not v.timed:
@@ -218,7 +218,7 @@ def _selected(
     trial: Mapping[str, Any],
 ) -> Chosen:
     """Return the policy with the threshold that an objective chooses on rows."""
-    reason = "margin_scores" if v.margins else "no_objective" if objective is None else ""
+    reason = "margin_scores" if v.margins else "no_objective" if objective is None else "" if len(v.rows) else "no_events"
     if objective is None or reason or (objective.name == "capacity" and not v.timed):
         return Chosen(None, trial, {"reason": reason or "no_times", **v.counts})
     days, accepted = v.by_day(slices), trial["reason"] == "accepted"
