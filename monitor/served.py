@@ -40,6 +40,7 @@ class Served:
         self._last: dict[tuple[str, str], Entry] = {}
         self._folders: dict[str, Policies] = {}
         self._loaded: dict[tuple[str, str, str], Policy] = {}
+        self._configured: dict[tuple[str, str, float], Policy] = {}
         self.failures = 0
         self._behind: set[tuple[str, str]] = set()
         self._said: set[str] = set()
@@ -92,7 +93,10 @@ class Served:
         policy, configured = self.current(name, version), self.model(name).threshold
         if policy is not None or configured is None:
             return policy
-        return compose("", name, version, {"all": configured})
+        key = name, version, configured
+        if key not in self._configured:
+            self._configured[key] = compose("", name, version, {"all": configured})
+        return self._configured[key]
 
     def calibrated_at(self, name: str, version: str) -> int | None:
         """Return since when (ms) scores have been served by the calibrator that serves them now, None when that was always so."""
