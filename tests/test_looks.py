@@ -22,6 +22,7 @@ LABELS = (LabelRule("unknown"),) * 6
 RULES = tuple(r for r in budgeted(SHIPPED.values(), FALSE_ALARMS) if r.detector and r.role == "live")
 MATURE = {r.name for r in RULES if r.basis == "mature"}
 FLAGGED = {r.name for r in RULES if METRICS[r.shown].decided}
+PROBABILITIES = {r.name for r in RULES if r.detector in detectors.OF_PROBABILITIES}
 KEY = Key("m", "v", "all", 0)
 THRESHOLD = 0.3
 SLICES = ("all", "c=a", "c=b")
@@ -203,6 +204,28 @@ def test_another_threshold(baseline, promise, days):
         assert min(looks.days_of(rule, range(16))) == (13 if rule.name in FLAGGED else 0)
     looks.expect("a", changed, "0.4", 0, 17)
     assert looks.evidence["recall"].since == 13
+
+
+def test_other_scores_are_served(baseline, promise, days):
+    """Detectors that read probabilities begin with the first whole day of a calibrator, as they would from the start."""
+    served = Promise(nulls(baseline, replace(at(THRESHOLD), calibrator={"kind": "offset", "a": 0.2}), LABELS), LABELS)
+    looks = fold(begun(promise), days, 0, 10)
+    before = seen(looks)
+    looks.expect("a", served, "0.3", 0, 12, 13)
+    assert seen(looks) == {name: e for name, e in before.items() if name not in PROBABILITIES}
+    assert says(looks, days, "calibration_drift").evidence.reason == "no_days_since"
+    assert says(looks, days, "calibration_drift").effect.reason == "no_days_since"
+    looks.restart("calibration_drift")
+    loaded = Looks(RULES, LABELS)
+    loaded.load(looks.dump())
+    loaded.expect("a", served, "0.3", 0, 12, 13)
+    fresh = Looks(RULES, LABELS)
+    fresh.expect("a", served, "0.3", 0, 0, 13)
+    for each, first in ((looks, 10), (loaded, 10), (fresh, 0)):
+        fold(each, days, first, 16, again=[4])
+        assert {r.name: each.evidence[r.name].since for r in RULES} == {r.name: 13 * (r.name in PROBABILITIES) for r in RULES}
+        assert [min(each.days_of(r, range(16))) for r in RULES] == [13 * (r.name in PROBABILITIES) for r in RULES]
+    assert seen(looks) == seen(loaded) == seen(fresh)
 
 
 def test_another_baseline(baseline, promise, days):

@@ -14,6 +14,7 @@ from monitor.core.detectors import (
     EFFECTS,
     GRID,
     NO_EVIDENCE,
+    OF_PROBABILITIES,
     Null,
     Nulls,
     binned_evidence,
@@ -27,6 +28,7 @@ from monitor.core.detectors import (
     to_dict,
 )
 from monitor.core.events import FLAG, NONE, PASS
+from monitor.core.policy import recalibrated
 from monitor.core.readings import LabelRule, scored
 from monitor.core.reasons import REASONS
 from monitor.core.tables import BINS, CELL, EDGES, EMPTY, Table, grid_bin, total
@@ -463,3 +465,51 @@ def test_threshold():
     assert log_threshold(1, 1.0) == math.log(365)
     assert log_threshold(7, 0.25) == pytest.approx(math.log(365 * 28))
     assert scored(EMPTY).reason == "no_events"
+
+
+def _as_served(days, calibrator):
+    """Return day tables of which the calibrator's scores were the model's."""
+    return {d: recalibrated(t, calibrator) for d, t in days.items()}
+
+
+def test_served_scores_are_promised_to_be_honest():
+    """Under a calibrator evidence is that of a model with the served scores and an honest validation; other nulls stay."""
+    world, rng = _flights(), np.random.default_rng(21)
+    calibrator = {"kind": "platt", "a": -0.8, "b": 0.9}
+    days = world.days(rng, 60, 2_000, _shocks(rng, 60, 0.2, 0.3))
+    served = replace(at(0.25), calibrator=calibrator)
+    raw, expected = (nulls({"all": days}, policy, RULES) for policy in (at(0.25), served))
+    for name in DETECTORS:
+        a, b = raw.by[name]["all"], expected.by[name]["all"]
+        assert (a.promise == b.promise, a.lr.tolist()) == (name not in OF_PROBABILITIES, b.lr.tolist())
+    live = {d: world.day(rng, 2_000, -0.8, 0.9) for d in range(40)}
+    assert _fold("calibration", live.values(), raw)[1] is not None
+    for name in OF_PROBABILITIES:
+        assert _fold(name, live.values(), expected)[1] is None
+        assert abs(effect(name, total(list(live.values())), expected, RULES).value) < 0.1
+    off = world.days(rng, 20, 2_000, np.full(20, -0.2))
+    (null,), lr = expected.by["calibration"].values(), raw.by["calibration"]["all"].lr
+    other = _only("calibration", None, all=replace(null, lr=lr))
+    found = [_fold("calibration", d.values(), e)[0] for d, e in ((off, expected), (_as_served(off, calibrator), other))]
+    assert log_evidence(found[0]) == log_evidence(found[1]) > A
+
+
+def test_a_slice_is_as_far_off_the_served_scores_as_it_was_off_the_models():
+    """What validation knew of a slice beside `all` is no news under a calibrator, and what is new there is."""
+    world, rng = _flights(), np.random.default_rng(22)
+
+    def days(n, new=0.0):
+        own, rest = (world.days(rng, n, 1_500, np.full(n, x)) for x in (0.5 + new, 0.0))
+        return {"all": {d: own[d] + rest[d] for d in own}, "c=own": own, "c=rest": rest}
+
+    before = days(40)
+    raw = nulls(before, at(0.25), RULES).by["calibration"]
+    offset = float(raw["all"].about[0][0])
+    expected = nulls(before, replace(at(0.25), calibrator={"kind": "offset", "a": offset}), RULES)
+    assert 0.1 < offset < 0.4
+    for part in ("c=own", "c=rest"):
+        assert expected.by["calibration"][part].about[0] == pytest.approx(raw[part].about[0] - [offset, 0.0], abs=0.05)
+    effects = [
+        effect("calibration", total(list(days(28, new)["c=own"].values())), expected, RULES, "c=own") for new in (0.0, 0.4)
+    ]
+    assert [e.value for e in effects] == pytest.approx([0.0, 0.4], abs=0.1)

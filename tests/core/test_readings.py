@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss
 from sklearn.metrics import log_loss as sk_log_loss
 
-from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS, prob_code
-from monitor.core.readings import LabelRule, baseline, coverage, known, mature, scored
+from monitor.core.events import BLOCK, FLAG, FLAGGED, PASS, Coded, prob_code
+from monitor.core.policy import logit, policy, verdicts
+from monitor.core.readings import LabelRule, baseline, coverage, decided, honest, known, mature, scored
 from monitor.core.tables import EMPTY, LABEL, PASSED_OVER, PICKED, ROW, not_waiting, tables, weights_of
 from rows import at
 
@@ -271,3 +272,38 @@ def test_groups_follow_the_outcomes(table):
     assert baseline({"all": t}, at(0.5)).groups is None
     assert mature(table(score, y, verdicts=verdicts), UNKNOWN).groups is None
     assert np.isnan(scored(t + not_waiting(t)).groups[:, 0]).all()
+
+
+def test_the_promise_of_a_policy_with_a_threshold_by_slice(table):
+    """Each row is promised what its own slice gets, `all` is the sum of that, and another segment is not promised anything."""
+    rng, names = np.random.default_rng(5), ("a", "b", "c")
+    score, country = rng.random(3_000).round(3), rng.integers(3, size=3_000)
+    outcome = np.where(rng.random(3_000) < 0.1, -1, rng.random(3_000) < score).astype(np.int8)
+    made = policy("p", "m", "1", {"all": 0.5, "c=a": 0.3, "c=b": 0.8, "c=gone": 0.1}, review=(0.4, 0.5))
+    by_slice = {"all": table(score, outcome)} | {
+        f"c={n}": table(score[country == i], outcome[country == i]) for i, n in enumerate(names)
+    }
+    combos = Coded(tuple((("c", n),) for n in names), country)
+    verdict = verdicts(made, score, combos)
+    for name, mine in [("all", country >= 0), *((f"c={n}", country == i) for i, n in enumerate(names))]:
+        r, oracle = baseline(by_slice, made, name), known(table(score[mine], outcome[mine], verdicts=verdict[mine]))
+        for code in range(6):
+            a, b = r.verdict == code, oracle.verdict == code
+            assert (r.bin[a].tolist(), r.neg[a].tolist(), r.pos[a].tolist()) == (
+                oracle.bin[b].tolist(),
+                oracle.neg[b].tolist(),
+                oracle.pos[b].tolist(),
+            )
+            np.testing.assert_allclose(r.score[a], oracle.score[b], rtol=1e-12)
+        assert r.losses == known(by_slice[name]).losses
+    assert not baseline(by_slice | {"d=x": by_slice["all"]}, made, "d=x").decided
+    assert decided(by_slice | {"d=x": by_slice["all"]}, at(0.5), "d=x", scored).decided
+
+
+def test_outcomes_as_scores_say_them(table):
+    """Honest outcomes are the scores, moved in logit by a line where there is one."""
+    r = scored(table(SCORE))
+    assert honest(r).pos.tolist() == pytest.approx((r.n * r.score).tolist())
+    moved = honest(r, 0.5, -0.2)
+    np.testing.assert_allclose(logit(moved.pos / r.n), 0.5 + 0.8 * logit(r.score))
+    np.testing.assert_allclose(moved.pos + moved.neg, r.n)
