@@ -9,7 +9,9 @@ import pytest
 from sklearn.metrics import brier_score_loss, log_loss, precision_recall_curve, roc_auc_score, roc_curve
 
 from monitor.core import baseline as baselines
-from monitor.core.tables import LABEL, ROW
+from monitor.core.intervals import delong
+from monitor.core.policy import apply, policy
+from monitor.core.tables import BINS, EDGES, LABEL, ROW, grid_bin
 
 DAY = 86_400_000
 NOON = 1_740_916_800_000 + DAY // 2
@@ -201,6 +203,33 @@ def test_d05_one_class_leaves_a_reason_and_no_number(case):
     assert gauge(found, "brier") == close(brier_score_loss(y, p))
     assert gauge(found, "log_loss") == close(log_loss(y, p))
     assert not {"roc_auc", "recall", "ece_width10", "brier", "log_loss"} & unavailable(found).keys()
+
+
+def test_d06_auc_is_that_of_the_scores_that_were_sent(case):
+    """D06: with an isotonic calibrator served, AUC is that of the scores sent, and the one of served scores differs by ties."""
+    rng = np.random.default_rng(6)
+    p = rng.beta(1.2, 2.5, 5_000)
+    y = rng.random(5_000) < p**1.5
+    steps = EDGES[grid_bin(np.linspace(0.1, 0.9, 9))]
+    calibrator = {"kind": "isotonic", "edges": [0.0, *steps.tolist()], "values": (np.append(0.02, steps) ** 1.5).tolist()}
+    served = policy("1-000001", "m", "v1", {"all": 0.5}, calibrator)
+    case.agent.now(NOON // DAY * DAY)
+    body = {"version": "v1", "who": "ann", "reason": "calibrated", "policy": json.loads(served.to_json())}
+    status, done, _ = case.agent.ask("/v1/models/m/activate", body)
+    assert status == 200, done
+    case.scored(y, p)
+    found = case.mature()
+    auc = {name: gauge(found, f"{name}roc_auc") for name in ("", "calibrated_")}
+    se = np.sqrt(delong(*(np.bincount(grid_bin(p[y == k]), minlength=BINS).astype(float) for k in (0, 1)))[1])
+    assert auc[""] == pytest.approx(roc_auc_score(y, p), abs=max(5e-5, 0.05 * se))
+    assert auc[""] == pytest.approx(roc_auc_score(y, grid_bin(p)), abs=1e-12)
+    q = apply(calibrator, p)
+    assert auc["calibrated_"] == pytest.approx(roc_auc_score(y, q), abs=1e-12)
+    assert 0 < abs(auc["calibrated_"] - auc[""]) < 0.02
+    for name, scores in (("brier", p), ("calibrated_brier", q)):
+        assert gauge(found, name) == pytest.approx(brier_score_loss(y, scores), rel=1e-9)
+    assert gauge(found, "calibrated_bias") == close(q.mean() - y.mean())
+    assert gauge(found, "bias") == close(p.mean() - y.mean())
 
 
 def test_d07_a_missing_label_is_neither_a_class_nor_a_negative(case):
