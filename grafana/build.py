@@ -263,6 +263,15 @@ def model() -> dashboard.Dashboard:
         (f"scorewatch_ece_noise_floor{{{MATURE}}}", "noise floor"),
         promised("ece"),
     )
+    calibrated = lines(
+        "Calibration of the served scores",
+        "Of the scores that the calibrator of the policy serves, on whole mature days since it came, at most 28: expected "
+        "calibration error with its 99 % interval, and bias.",
+        "percentunit",
+        *estimate("calibrated_ece", "error"),
+        *estimate("calibrated_bias", "bias"),
+        empty="the policy serves the model's scores, or no day since its calibrator came is mature",
+    )
     bias = lines(
         "Bias",
         "Mean score minus share of positives, 28 mature days: above 0 when scores are too high.",
@@ -377,7 +386,7 @@ def model() -> dashboard.Dashboard:
         empty="nothing was rejected",
     )
     panels = (
-        *(alerts(), ece, reliability(), bias, prevalence, recall, precision, roc_auc),
+        *(alerts(), ece, reliability(), bias, calibrated, prevalence, recall, precision, roc_auc),
         *(flagged, histogram(), evidence, labels, coming, horizon, held, sampled, rejected, unavailable()),
     )
     for panel in panels:

@@ -55,7 +55,9 @@ def _estimates() -> dict[str, Series]:
                 out[f"scorewatch_{name}_expect_{end}"] = Series("gauge", _WINDOW, f"{expected}: {end} end.")
         if name in CALIBRATED:
             served = "Of the scores that the calibrator of the policy serves, on whole mature days since it came: "
-            out[f"scorewatch_calibrated_{name}"] = Series("gauge", _WINDOW, f"{served}{metric.help}")
+            out[f"scorewatch_calibrated_{name}"] = Series(
+                "gauge", _WINDOW, served + metric.help.replace(", exact", ", read off the mean scores of the grid's bins")
+            )
             for end in ("low", "high") if name not in _POINTS else ():
                 out[f"scorewatch_calibrated_{name}_{end}"] = Series(
                     "gauge", _WINDOW, f"Interval of scorewatch_calibrated_{name}: its {end} end."
