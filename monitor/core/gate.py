@@ -1,5 +1,6 @@
 """The gate: whether another calibrator does better on whole days that it was not fitted to."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -144,6 +145,35 @@ class Report:
 
 def _figure(found: Measured | str) -> dict[str, Any]:
     return {"value": None, "reason": found} if isinstance(found, str) else found._asdict()
+
+
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """Return for people what `Report.to_dict` says: candidates, then every check with both figures and whether it holds."""
+    out = [report["sentence"], f"{report['rows']:,} rows with an outcome, {report['positives']:,} positive"]
+    if report["blocks"]:
+        out[1] += (
+            f", in {BLOCKS} blocks of whole days from {report['blocks'][0]['first_day']} to {report['blocks'][-1]['last_day']}"
+        )
+    for t in report["candidates"]:
+        out.append(f"  {t['kind']:<12} " + (REASONS[t["reason"]] if t["reason"] else f"log loss {_gap(t['log_loss'], 'value')}"))
+    if report["checks"]:
+        out.append(
+            f"On held-out days, the current calibrator ({report['current']['kind']}) and the simplest that is as good as any:"
+        )
+    for c in report["checks"]:
+        name = c["name"] + ("" if c["about"] == "all" else f" of {c['about']}")
+        sides = " -> ".join("–" if c[side] is None else f"{c[side]:.5f}" for side in ("before", "after"))
+        out.append(f"  {'fails' if c['reason'] else 'holds'} {name:<30} {sides} {_gap(c, 'difference')}".rstrip())
+    if report["calibrator"] is not None:
+        out.append(f"Fitted to all days: {json.dumps(report['calibrator'])}")
+    return out
+
+
+def _gap(found: Mapping[str, Any], name: str) -> str:
+    """Return a difference and its interval, where it has one."""
+    if found[name] is None:
+        return ""
+    return f"{found[name]:+.5f}" + ("" if found["low"] is None else f" [{found['low']:+.5f}, {found['high']:+.5f}]")
 
 
 class Cells(NamedTuple):

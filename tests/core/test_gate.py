@@ -14,7 +14,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from monitor.core.calibrators import CANDIDATES, fit
 from monitor.core.events import PASS, VERDICTS
-from monitor.core.gate import BLOCKS, CHECKS, blocks, trial
+from monitor.core.gate import BLOCKS, CHECKS, blocks, lines, trial
 from monitor.core.policy import IDENTITY, apply, check, expit, logit
 from monitor.core.readings import LabelRule, mature
 from monitor.core.reasons import REASONS
@@ -358,3 +358,19 @@ def test_report():
     assert abs(body["after"]["offset"]["value"]) < 0.1
     assert sum(b["rows"] for b in body["blocks"]) == body["rows"] == 3_000
     assert sum(b["positives"] for b in body["blocks"]) == body["positives"]
+
+
+def test_lines():
+    """For people there is a line for each candidate and check, in words where something was not tried or fails."""
+    refused = off_in_one_slice(np.random.default_rng(0))
+    said = lines(json.loads(json.dumps(refused.to_dict())))
+    assert said[0] == REASONS["slice_worse"]
+    assert said[1].startswith("6,000 rows with an outcome, ")
+    assert [line.split()[0] for line in said[2 : 2 + len(CANDIDATES)]] == list(CANDIDATES)
+    checks = [line.split() for line in said if line.startswith(("  holds", "  fails"))]
+    assert [(c[0], c[1]) for c in checks] == [("fails" if c.reason else "holds", c.name) for c in refused.checks]
+    assert any("slices of c=b" in line for line in said)
+    assert json.loads(said[-1].partition(": ")[2]) == dict(refused.calibrator)
+    few = lines(trial(stream(np.random.default_rng(0), 60, WORLDS["offset"]), UNKNOWN, IDENTITY).to_dict())
+    assert len(few) == 2 + len(CANDIDATES)
+    assert all(line.endswith(REASONS["low_n"]) for line in few[2:])
