@@ -529,6 +529,7 @@ def test_every_rule_is_healthy_and_says_what_it_should(prometheus):
         "ScorewatchEventsRejected": ("ok", "", "inactive"),
         "ScorewatchStoreFailing": ("ok", "", "inactive"),
         "ScorewatchNotDelivered": ("ok", "", "inactive"),
+        "ScorewatchReloadFailed": ("ok", "", "inactive"),
         "ScorewatchWaitingOverflow": ("ok", "", "inactive"),
         "ScorewatchLabelsDropped": ("ok", "", "inactive"),
         "ScorewatchLabelsEarly": ("ok", "", "inactive"),
