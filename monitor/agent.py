@@ -419,8 +419,8 @@ class Agent:
         self._detect(active, closing, now)
         alerts, ended = self._look(active, now)
         self._explain(active, alerts, now)
-        last, wait = self.store.meta.get("last_tick"), isinstance(self.clock, EventClock)
-        out = self.decider.step(alerts, self.diagnoses, active, now, last, wait)
+        matured = {code for code, day in closing if (code, day) not in self.store.closed}
+        out = self.decider.step(alerts, self.diagnoses, active, now, matured, isinstance(self.clock, EventClock))
         entries = self._record(now, closing, alerts, ended, out, changes)
         self._note_timeline(now, closing, entries)
         for w in self.watched.values():

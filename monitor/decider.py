@@ -1,7 +1,7 @@
 """What alerts lead to: trials, proposals, changes of policies and ways back, each with a reason in the journal."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,13 +122,13 @@ class Decider:
         diagnoses: Mapping[Key, Diagnosis],
         active: Sequence[Watched],
         now: int,
-        last: int | None,
+        matured: Collection[int],
         wait: bool,
     ) -> Outcome:
         """Decide about every alert that fires, about the policies that serve, and about the trial that ended.
 
-        The tick before was at `last`. With `wait` each trial is waited for, so that what happens does not hang on how fast a
-        machine is.
+        Days of the versions in `matured` (codes) have matured with this tick. With `wait` each trial is waited for, so that
+        what happens does not hang on how fast a machine is.
         """
         out, spoken = Outcome(), {w.name: w for w in active}
         firing = [a for a in alerts if a.state == "firing"]
@@ -148,8 +148,7 @@ class Decider:
         self._conclude(out, now, wait)
         for alert in firing:
             w = spoken[alert.key[:2]]
-            another = last is None or w.newest_mature(now) > w.newest_mature(last)
-            if _rule(w, alert).action == "recalibrate" and (alert.since == now or another or alert.key in self.late):
+            if _rule(w, alert).action == "recalibrate" and (alert.since == now or w.code in matured or alert.key in self.late):
                 self._recalibrate(w, alert, diagnoses[alert.key].code, out, now)
                 if wait:
                     self._conclude(out, now, wait)
@@ -239,22 +238,20 @@ class Decider:
 
     def _recalibrate(self, w: Watched, alert: Alert, diagnosis: str, out: Outcome, now: int) -> None:
         """Begin a trial on the mature days if nothing speaks against a change, after another one that runs."""
-        if self.testing is not None:
+        if self.testing is not None or _changes(w.name, out) or any(d.key[:2] == w.name for d in out.decisions):
             self.late.add(alert.key)
-        if self.testing is not None or _changes(w.name, out):
             return
         self.late.discard(alert.key)
         policy = self.served.deciding(*w.name)
         standing, days = self.served.standing(*w.name), {d: w.tables_of(d) for d in sorted(w.days)}
         rows = sum(t["all"].labelled for t in days.values())
-        waits = any((e.model, e.version) == w.name for e in self.proposals.values())
         no = guards.may_go_forward(
             w.model.mode,
             w.role,
             standing,
             diagnosis,
             validated=w.baseline is not None and w.baseline.promises,
-            waits=waits,
+            waits=self._waits(w.name),
             enough=rows >= w.model.recalibrate.rows,
             rested=now - self.rejected.get(w.name, -guards.QUIET) >= guards.QUIET,
             now=now,
@@ -264,6 +261,10 @@ class Decider:
             self._say(Decision(*alert.key, "recalibrate", False, no or "no_policy"), out)
             return
         self.testing = self._begin(alert.key, "agent", f"{alert.rule} is firing", w, policy)
+
+    def _waits(self, name: Name) -> bool:
+        """Return whether a proposal for a version is open."""
+        return any((e.model, e.version) == name for e in self.proposals.values())
 
     def _begin(self, key: Key, who: str, why: str, w: Watched, policy: Policy) -> Testing:
         days = {d: w.tables_of(d) for d in sorted(w.days)}
@@ -306,6 +307,9 @@ class Decider:
             return
         if report["reason"] != "accepted":
             self._say(decision, out)
+            return
+        if self._waits(w.name):
+            self._say(replace(decision, reason="proposal_open"), out)
             return
         self._apply(t, report, out, now)
 

@@ -1,6 +1,7 @@
 """What alerts lead to: trials, proposals, answers, policies and ways back, by the program with real trials."""
 
 import json
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from monitor.core.tables import LABEL, ROW
 from monitor.store.policies import PolicyError, checksum
 from monitor.watched import baseline_checksum
 from test_agent import CONFIG, DAY0, Program
+from test_http import command, now, until
 
 ONLY = "calibration_drift: off, recall: off, precision: off, fpr: off, high_confidence_errors: off, roc_auc: off, prevalence: off"
 RULES = f"{ONLY}, flagged_share: off, score_drift: off, canary: off, data_loss: off, label_coverage: off"
@@ -25,16 +27,21 @@ def draw(rng, n, offset=0.0, slope=1.0):
     return p, (rng.random(n) < expit(offset + slope * logit(p))).astype(int)
 
 
+def write_baseline(path, first):
+    """Write a baseline of 20 days from day `first` on, with scores that were right."""
+    rng, n = np.random.default_rng(99), 20 * 400
+    rows, labels = np.zeros(n, ROW), np.zeros(n, LABEL)
+    rows["ts"] = first * DAY + np.sort(rng.integers(0, 20 * DAY, n))
+    rows["score"], labels["outcome"] = draw(rng, n)
+    made = baselines.build("m", "v1", (), rows, labels, [()], {"kind": "validation"})
+    path.write_text(baselines.to_json(replace(made, checksum=baseline_checksum(made))))
+
+
 class World(Program):
     """A model with a validated baseline of 20 days before DAY0."""
 
     def __init__(self, folder, mode="auto", more="", rules=RULES, threshold="threshold: 0.5"):
-        rng, n = np.random.default_rng(99), 20 * 400
-        rows, labels = np.zeros(n, ROW), np.zeros(n, LABEL)
-        rows["ts"] = (DAY0 - 20) * DAY + np.sort(rng.integers(0, 20 * DAY, n))
-        rows["score"], labels["outcome"] = draw(rng, n)
-        made = baselines.build("m", "v1", (), rows, labels, [()], {"kind": "validation"})
-        (folder / "b.json").write_text(baselines.to_json(replace(made, checksum=baseline_checksum(made))))
+        write_baseline(folder / "b.json", DAY0 - 20)
         text = CONFIG.replace(
             "threshold: 0.5", f"baseline: b.json\n    mode: {mode}\n    {threshold}\n    rules: {{{{{rules}}}}}"
         )
@@ -369,3 +376,54 @@ def test_a_policy_that_flags_too_little_is_refused(world):
     w.days(2, 14, offset=-1.0)
     assert w.current().id == first
     assert ("decision", "volume") in w.said("decision")
+
+
+OUTSIDE = """\
+state: state
+api: 127.0.0.1:{port}
+metrics: 127.0.0.1:0
+tick: 500ms
+models:
+  m:
+    baseline: b.json
+    threshold: 0.5
+    labels: {{horizon: 0s, corrections: 60d}}
+    rules: {{{rules}}}
+"""
+
+
+def test_an_alert_is_tried_beside_the_ingest_and_approved_from_outside(agent, tmp_path):
+    """By the machine's clock a trial runs in a process of its own while events are taken, and `approve` makes its policy
+    current.
+    """
+    today = now() // DAY
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    (tmp_path / "agent").mkdir()
+    write_baseline(tmp_path / "agent" / "b.json", today - 40)
+    a = agent(OUTSIDE.format(rules=RULES, port=port))
+    for day in range(10):
+        p, y = draw(np.random.default_rng(day), 300, offset=-1.0)
+        ts, named = (today - 20 + day) * DAY, {"model": "m", "version": "v1"}
+        a.post("predictions", [{"id": f"{day}-{i}", "ts": ts, "score": s, **named} for i, s in enumerate(p.tolist())])
+        a.post("labels", [{"id": f"{day}-{i}", "ts": ts + HOUR, "label": k, **named} for i, k in enumerate(y.tolist())])
+    sent = 0
+
+    def proposed():
+        nonlocal sent
+        sent += 1
+        a.post("predictions", [{"id": f"now-{sent}", "ts": now(), "model": "m", "version": "v1", "score": 0.5}])
+        return a.ask("/v1/proposals")[1]
+
+    (waiting,) = until(proposed)
+    assert waiting["report"]["reason"] == "accepted"
+    code, out, err = command(a.config, "approve", str(waiting["proposal"]), "--reason", "looks right")
+    assert (code, err) == (0, "")
+    policy = a.ask("/v1/models/m/policy")[1]
+    assert policy["id"] == waiting["policy"]
+    assert policy["calibrator"]["kind"] == waiting["report"]["calibrator"]["kind"]
+    kinds = [e["kind"] for e in a.ask("/v1/models/m/decisions")[1]]
+    assert [k for k in kinds if k != "decision"] == ["activated", "activated", "answer", "proposal"]
+    code, out, _ = command(a.config, "calibrate", "m", "--json")
+    assert (code, json.loads(out)["reason"]) == (0, "no_improvement")
