@@ -65,7 +65,7 @@ log = logging.getLogger("scorewatch")
 
 TIMELINE = 20_000
 """So many of the newest timeline items are kept."""
-DECISIONS = ("decision", "proposal", "answer", "activated", "rolled_back")
+DECISIONS = ("decision", "proposal", "answer", "activated", "rolled_back", "delivery")
 """The kinds of journal entries that say what was decided, and by whom."""
 _OPEN_ROWS = 500_000
 """So many rows of days that are not mature are counted again per tick; what is shown of such days may lag a little."""

@@ -26,11 +26,13 @@ tick: {tick}
 tokens: {{ingest: file:ingest, decide: file:decide}}
 models: {{m: {{}}, n: {{}}}}
 """
+DEAD = ("msg_1", "msg_2")
+"""Messages that were given up."""
 __all__ = ["port"]
 
 
 def secured(folder, port):
-    """Return an agent with tokens that has two policies and a proposal of each model, and ticks no more."""
+    """Return an agent with tokens that has two policies and a proposal of each model and dead messages, and ticks no more."""
     folder.mkdir()
     (folder / "ingest").write_text(f"# who sends\n{SENDER}\n")
     (folder / "decide").write_text(f"ann: {ANN}\n\nbob {BOB}  # since June\n")
@@ -49,6 +51,9 @@ def secured(folder, port):
     log = Log(folder / "state" / "log.db")
     with log.transaction():
         asked = {model: {"rule": "calibration", "action": "rollback", "policy": first[model]["policy"]} for model in "mn"}
+        for ident in DEAD:
+            row = (ident, 1, "gone", 0, "m", "v1", "alert.fired", "{}", 1, 1, 9, 1, "timeout", "")
+            log.db.execute("insert into outbox values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         added = log.add_entries(first["n"]["at"] + 1000, "agent", [("proposal", m, "v1", body) for m, body in asked.items()])
     log.close()
     a.proposals = {e.model: e.seq for e in added}
@@ -80,17 +85,19 @@ def routes(a):
         "/v1/models/{model}/activate": (ANN, "/v1/models/m/activate", {"threshold": 0.75, **why}, True),
         "/v1/models/{model}/rollback": (BOB, "/v1/models/m/rollback", why, True),
         "/v1/models/{model}/calibrate": (ANN, "/v1/models/m/calibrate", why, True),
+        "/v1/outbox/{id}/retry": (BOB, "/v1/outbox/msg_1/retry", why, True),
+        "/v1/outbox/{id}/discard": (ANN, "/v1/outbox/msg_2/discard", why, True),
         "/-/reload": (ANN, "/-/reload", why, True),
     }
 
 
 def everything(a):
-    """Return what a request could have changed: journal, pointers, proposals, rows and labels."""
+    """Return what a request could have changed: journal, pointers, proposals, messages, rows and labels."""
     state, folder = a.state(), a.folder / "state" / "policies"
     rows = [(v["model"], v["waiting"], v["known_so_far"], v["policy"], v["following"]) for v in state["versions"]]
     pointers = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.json")}
     counted = [c for c in state["counters"] if c["name"].startswith(("scorewatch_events", "scorewatch_config"))]
-    return state["journal"], rows, pointers, counted, a.ask("/v1/proposals")[1]
+    return state["journal"], rows, pointers, counted, a.ask("/v1/proposals")[1], a.ask("/v1/outbox")[1]
 
 
 def journal(a):
@@ -136,7 +143,9 @@ def test_decisions_are_signed_by_the_owner_of_the_token(guarded):
         # No day is mature, so there is nothing to calibrate with.
         assert status == (409 if path.endswith("calibrate") else 200), (path, answer)
     approved = f"proposal {a.proposals['n']} approved: because"
-    assert journal(a)[:4] == [
+    assert journal(a)[:6] == [
+        ("delivery", "ann", "because"),
+        ("delivery", "bob", "because"),
         ("rolled_back", "bob", "because"),
         ("activated", "ann", "because"),
         ("rolled_back", "bob", approved),
