@@ -222,7 +222,7 @@ def _build_parser(build: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
+    return tuple(dict.fromkeys(filter(None, text.split(","))))
 
 
 def _day(text: str) -> int:
@@ -332,11 +332,15 @@ def _build_from_files(args: argparse.Namespace) -> "list[Built]":
 
 def _model_of(args: argparse.Namespace) -> Model:
     """Return the model as configured, with the segments and features of the command line."""
+    from monitor.core.tables import FEATURES
+
     models = load(args.config).named if args.config else {}
     if args.config and args.model not in models:
         raise ConfigError(f"{args.config}: models: found no {args.model}; write it there or name one of {', '.join(models)}")
     model = models.get(args.model, Model(args.model))
     given = {name: value for name in ("segments", "features") if (value := getattr(args, name)) is not None}
+    if len(given.get("features", ())) > FEATURES:
+        raise ConfigError(f"--features: found {len(given['features'])} names; write at most {FEATURES}")
     return replace(model, **given)
 
 

@@ -132,7 +132,7 @@ def _leak(leak: Leak, rows: Rows, role: Ints, ts: Ints | None) -> str:
             about.append(f"entity {rows.entity[i]}")
         if leak.reason == "time_order" and ts is not None:
             about.append(iso(int(ts[i])))
-        return f"{rows.ids[i]} ({', '.join(about)})"
+        return _printable(f"{rows.ids[i]} ({', '.join(about)})")
 
     first = leak.at[:_NAMED].tolist()
     more = f", and {len(leak.at) - len(first):,} more" if len(leak.at) > len(first) else ""
@@ -140,7 +140,8 @@ def _leak(leak: Leak, rows: Rows, role: Ints, ts: Ints | None) -> str:
 
 
 def _provenance(order: Order, rows: Rows, ts: Ints | None, roles: str) -> dict[str, Any]:
-    files = {path.name: "sha256:" + _sha256(path) for path in order.files}
+    names = [path.name for path in order.files]
+    files = {str(path) if names.count(path.name) > 1 else path.name: "sha256:" + _sha256(path) for path in order.files}
     return {
         "kind": "validation",
         "data": order.data or ", ".join(files),
@@ -324,6 +325,11 @@ def write(path: Path, made: Baseline) -> Built:
 
 def refusals(refused: Sequence[Refused], most: int = 20) -> Iterator[str]:
     """Yield the first rows that cannot be used as lines for a person, and how many more there are."""
-    yield from (line if (line := str(r)).isprintable() else repr(line)[1:-1] for r in refused[:most])
+    yield from (_printable(str(r)) for r in refused[:most])
     if len(refused) > most:
         yield f"and {len(refused) - most:,} more"
+
+
+def _printable(line: str) -> str:
+    """Return a line with no character that would break it, or a terminal."""
+    return line if line.isprintable() else repr(line)[1:-1]

@@ -153,6 +153,8 @@ def test_wrong_rows_refuse_the_build_by_line_and_reason(tmp_path, build):
         9: {"id": ""},
         11: {"score": ""},
         12: {"score": "nan"},
+        14: {"score": 10**400},
+        15: {"amount": "nan"},
         20: {"ts": None},
     }
     changed = [row | wrong.get(i, {}) for i, row in enumerate(rows)]
@@ -170,17 +172,21 @@ def test_wrong_rows_refuse_the_build_by_line_and_reason(tmp_path, build):
         11: "missing_field",
         13: "missing_field",
         14: "not_finite",
+        16: "not_finite",
+        17: "not_finite",
         22: "missing_field",
         32: "type",
         402: "malformed",
     }
-    assert "9 of 401 rows cannot be used (" in err
-    assert "--allow-rejected 9" in err
+    assert list(lines) == sorted(lines)
+    assert err.startswith(f"{path}: line 5: out_of_range: score: 1.5\n")
+    assert "11 of 401 rows cannot be used (" in err
+    assert "--allow-rejected 11" in err
     assert not (tmp_path / "b.json").exists()
-    assert build(path, "--allow-rejected", "8")[0] == 1
-    code, _, err = build(path, "--allow-rejected", "9")
-    assert (code, len(err.splitlines())) == (0, 9)
-    assert read_baseline(tmp_path / "b.json").provenance["rejected"] == 9
+    assert build(path, "--allow-rejected", "10")[0] == 1
+    code, _, err = build(path, "--allow-rejected", "11")
+    assert (code, len(err.splitlines())) == (0, 11)
+    assert read_baseline(tmp_path / "b.json").provenance["rejected"] == 11
     many = write(tmp_path / "many.csv", [row | {"score": 7} for row in rows_of(50)])
     assert build(many)[2].splitlines()[20] == "and 30 more"
 
@@ -194,6 +200,8 @@ def test_wrong_rows_refuse_the_build_by_line_and_reason(tmp_path, build):
         ({"role": lambda i: "train"}, "400 of 400 rows cannot be used (400 role)"),
         ({"version": lambda i: "v6" if i else "v7"}, "(399 other_version)"),
         ({"model": lambda i: "n"}, "(400 other_version)"),
+        ({"amount": lambda i: 10**309 if i else 1}, "(399 not_finite)"),
+        ({"score": lambda i: 10**400}, "400 of 400 rows cannot be used (400 "),
     ],
 )
 @pytest.mark.parametrize("name", ["rows.csv", "rows.ndjson"])
@@ -432,6 +440,10 @@ def test_from_days_of_a_running_and_of_a_stopped_agent(tmp_path, agent, capsys):
         ([], "name files with labelled rows, or a model whose days are used with --from"),
         (["f.csv", "--from", "m"], "name files with labelled rows, or a model whose days are used with --from"),
         (["f.csv", "--version", "v"], "name the model and its version with --model and --version"),
+        (
+            ["f.csv", "--model", "m", "--version", "v", "--features", ",".join("abcdefghijklmno")],
+            "--features: found 15 names; write at most 14",
+        ),
         (["--from", "m", "--since", "2025-01-01"], "--from needs --since and --until, and --config or --url"),
     ],
 )

@@ -3,7 +3,7 @@
 import csv
 import gzip
 import io
-import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ _UNSUPPORTED = {
     "weight": "rows count alike; repeat none and draw a sample in which each row stands for as many",
     "label_prob": "of a sample that was labelled selectively no baseline can be built; use one drawn at random",
 }
+_LARGEST = sys.float_info.max
 _GROUPS = ("segments", "features", "scores")
 
 
@@ -106,7 +107,7 @@ def read(paths: Sequence[Path], wanted: Wanted) -> Rows:
                 raise ValueError(f"{path}: line {line}: {e}") from None
     rows.score = np.array(scores, np.float64) if scores else rows.score
     _absent(rows, wanted)
-    return _checked(rows, wanted)
+    return _checked(rows, wanted, paths)
 
 
 def _take(rows: Rows, wanted: Wanted, item: Any) -> list[float]:
@@ -117,7 +118,7 @@ def _take(rows: Rows, wanted: Wanted, item: Any) -> list[float]:
         if item.get(name) is not None:
             raise ValueError(f"column {name} is not supported: {remedy}")
     for name in ("model", "version"):
-        if item.get(name) not in (None, getattr(wanted, name)):
+        if item.get(name) is not None and str(item[name]) != getattr(wanted, name):
             raise _Wrong("other_version", f"{name}: {item[name]!r}")
     ident, entity = _text(item, "id"), _text(item, "entity")
     if ident is None:
@@ -142,21 +143,27 @@ def _absent(rows: Rows, wanted: Wanted) -> None:
         raise ValueError(f"no row has {', '.join(missing)}, which is to be a segment or a feature{others}")
 
 
-def _checked(rows: Rows, wanted: Wanted) -> Rows:
+def _checked(rows: Rows, wanted: Wanted, order: Sequence[Path]) -> Rows:
     """Return the rows without those whose scores are wrong, or that lack a time or a role where others have one."""
-    rows.score, wrong, _, _ = probabilities(wanted.how, rows.score) if rows.ids else (rows.score, np.zeros(0, int), 0, 0)
-    reasons = [WRONG[code] for code in wrong.tolist()]
-    needed = [name for name in ("ts", "role") if any(v is not None for v in getattr(rows, name))]
-    details = ["score"] * len(reasons)
-    for name in needed:
-        for i, value in enumerate(getattr(rows, name)):
-            if value is None and not reasons[i]:
-                reasons[i], details[i] = "missing_field", f"{name}, which other rows have"
-    rows.refused += [Refused(*rows.places[i], reason, details[i]) for i, reason in enumerate(reasons) if reason]
-    if any(reasons):
-        rows = rows.kept([not reason for reason in reasons])
+    refused: dict[int, tuple[str, str]] = {}
+    for name in ("ts", "role"):
+        column = getattr(rows, name)
+        if any(value is not None for value in column):
+            refused |= {i: ("missing_field", f"{name}, which other rows have") for i, value in enumerate(column) if value is None}
+    if rows.ids:
+        given = rows.score
+        rows.score, wrong, _, _ = probabilities(wanted.how, given)
+        refused |= {i: (WRONG[wrong[i]], f"score: {_one(given[i])}") for i in np.flatnonzero(wrong).tolist()}
+    rows.refused += [Refused(*rows.places[i], *why) for i, why in refused.items()]
+    rows.refused.sort(key=lambda r: (order.index(r.path), r.line))
+    if refused:
+        rows = rows.kept([i not in refused for i in range(len(rows.ids))])
     rows.features = {name: _typed(values) for name, values in rows.features.items()}
     return rows
+
+
+def _one(scores: Floats) -> Any:
+    return scores.tolist() if len(scores) > 1 else float(scores[0])
 
 
 def _typed(values: list[Any]) -> list[Any]:
@@ -224,7 +231,10 @@ def _scores(how: Scores, item: Mapping[str, Any]) -> list[float]:
     for value in row:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise _Wrong("type", f"{name}: {value!r}")
-        found.append(float(value))
+        try:
+            found.append(float(value))
+        except OverflowError:
+            raise _Wrong("out_of_range", f"{name}: larger than a float can be") from None
     return found
 
 
@@ -244,8 +254,9 @@ def _feature(item: Mapping[str, Any], name: str) -> Any:
     value = given.get(name) if isinstance(given, dict) else item.get(f"features.{name}", item.get(name))
     if isinstance(value, dict | list):
         raise _Wrong("type", f"features.{name}: {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _Wrong("not_finite", f"features.{name}: {value!r}")
+    size = number(value) if type(value) is _Text else value
+    if isinstance(size, int | float) and not -_LARGEST <= size <= _LARGEST:
+        raise _Wrong("not_finite", f"features.{name}: {str(value)[:40]}")
     return value
 
 
