@@ -113,12 +113,9 @@ def _report(report: dict[str, Any]) -> Iterator[str]:
     """Yield how the policy was chosen and what it did on rows kept for its test."""
     made, test = report["policy"], report["test"]
     yield f"  policy: {'none' if made is None else _policy(made)}"
-    for part in ("calibration", "selection"):
-        reason = report[part]["reason"]
-        yield f"    {part}: {report[part]['rows']:,} rows, {report[part]['positives']:,} positive" + (
-            f"; {reason}: {_sentence(reason)}" if reason else ""
-        )
+    yield _part("calibration", report["calibration"])
     yield from _tried(report["calibration"])
+    yield _part("selection", report["selection"])
     if report["method"] == "roles":
         yield f"  test: {test['rows']:,} rows that chose nothing"
     else:
@@ -126,6 +123,12 @@ def _report(report: dict[str, Any]) -> Iterator[str]:
     yield "    " + ", ".join(f"{name} {n:,}" for name, n in test["counts"].items() if n or name in ("tp", "fp", "fn", "tn"))
     yield from _look(test["look"])
     yield from _scores(test)
+
+
+def _part(name: str, found: dict[str, Any]) -> str:
+    """Return what rows led to, with the reason where it has one."""
+    why = f"; {found['reason']}: {_sentence(found['reason'])}" if found["reason"] else ""
+    return f"    {name}: {found['rows']:,} rows, {found['positives']:,} positive{why}"
 
 
 def _tried(trial: dict[str, Any]) -> Iterator[str]:

@@ -114,9 +114,8 @@ def test_every_format_says_the_same(tmp_path, build, name):
 def test_baseline_policy_and_provenance(tmp_path, build):
     """The baseline says where it comes from and is what the configuration takes; the policy is one, and names the baseline."""
     config = tmp_path / "c.yaml"
-    code, out, err = build(
-        write(tmp_path / "rows.csv", rows_of(8_000)), "--policy", str(tmp_path / "p.json"), "--data-slice", "EU 2025"
-    )
+    rows = [row | {"score": row["score"] ** 2 / (row["score"] ** 2 + (1 - row["score"]) ** 2)} for row in rows_of(8_000)]
+    code, out, err = build(write(tmp_path / "rows.csv", rows), "--policy", str(tmp_path / "p.json"), "--data-slice", "EU 2025")
     assert (code, err) == (0, "")
     made = read_baseline(tmp_path / "b.json")
     assert made.promises
@@ -135,12 +134,17 @@ def test_baseline_policy_and_provenance(tmp_path, build):
     policy = from_json((tmp_path / "p.json").read_text())
     assert policy.provenance["baseline"] == made.checksum
     assert dict(policy.thresholds) == made.report["policy"]["thresholds"]
+    assert policy.calibrates
+    assert policy.calibrator == made.report["policy"]["calibrator"] == made.report["calibration"]["calibrator"]
     test = made.report["test"]
+    assert test["served"]["estimates"]["log_loss"]["value"] < test["raw"]["estimates"]["log_loss"]["value"]
     assert sum(test["counts"].values()) == test["rows"] == 2_400
     config.write_text(COST.replace("segments", f"baseline: {tmp_path / 'b.json'}, segments"))
     assert baseline_of(load(config).models["m"]).checksum == made.checksum
     assert "  test: 2,400 rows that chose nothing" in out.splitlines()
-    assert any(line.startswith("    ece  ") for line in out.splitlines())
+    assert any(line.split() == ["raw", "served"] for line in out.splitlines())
+    assert any(line.startswith("    ece  ") and line.count(" to ") == 2 for line in out.splitlines())
+    assert f"  policy: {policy.calibrator['kind']} (" in out
 
 
 def test_wrong_rows_refuse_the_build_by_line_and_reason(tmp_path, build):
