@@ -170,10 +170,12 @@ class Agent:
 
     def _relearns(self, name: str, rows: int) -> bool:
         """Return whether fewer outcomes than these have matured of the days since a version of the model was rolled back."""
+        every = self.model(name).labels.missing == "negative"  # then a row without a label has an outcome, too
         for (model, version), standing in self.served.standings.items():
             if model == name and standing.back is not None:
                 code, first = self.store.versions.code.get((model, version)), standing.back // DAY
-                if sum(n for (v, day), (_, n) in self.store.closed.items() if v == code and day >= first) < rows:
+                days = [n for (v, day), n in self.store.closed.items() if v == code and day >= first]
+                if sum(n if every else labelled for n, labelled in days) < rows:
                     return True
         return False
 

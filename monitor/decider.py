@@ -14,6 +14,7 @@ from monitor.core.days import iso
 from monitor.core.diagnosis import Diagnosis
 from monitor.core.events import DAY, Entry
 from monitor.core.guards import Decision
+from monitor.core.metrics.counts import size
 from monitor.core.policy import Calibrator, Policy, policy, with_calibrator
 from monitor.core.readings import Reading
 from monitor.core.reasons import DECIDED
@@ -243,8 +244,8 @@ class Decider:
             return
         self.late.discard(alert.key)
         policy = self.served.deciding(*w.name)
-        standing, days = self.served.standing(*w.name), {d: w.tables_of(d) for d in sorted(w.days)}
-        rows = sum(t["all"].labelled for t in days.values())
+        standing = self.served.standing(*w.name)
+        outcomes = readings.mature(total([t["all"] for t in w.days.values()]), w.model.labels.rules)
         no = guards.may_go_forward(
             w.model.mode,
             w.role,
@@ -252,7 +253,7 @@ class Decider:
             diagnosis,
             validated=w.baseline is not None and w.baseline.promises,
             waits=self._waits(w.name),
-            enough=rows >= w.model.recalibrate.rows,
+            enough=size(outcomes) >= w.model.recalibrate.rows,
             rested=now - self.rejected.get(w.name, -guards.QUIET) >= guards.QUIET,
             now=now,
             horizon=w.model.labels.longest,
