@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from monitor.core import gate
 from monitor.core.metrics import Estimate
 from monitor.core.reasons import REASONS
 
@@ -57,8 +58,15 @@ def line(item: dict[str, Any], color: bool = False) -> str:
 def trial(found: dict[str, Any]) -> Iterator[str]:
     """Yield for people what a trial of calibrators led to."""
     yield f"{found['model']} {found['version']}: {REASONS[found['reason']]}"
+    yield from gate.lines(found["report"])[1:] if "candidates" in found.get("report", {}) else ()
+    for when, shown in found.get("preview", {}).items():
+        yield f"{when}: " + ", ".join(f"{name.replace('_', ' ')} {_shown(number)}" for name, number in shown.items())
     if found["proposal"] is not None:
         yield f"Policy {found['policy']} waits: `scorewatch approve {found['proposal']} --reason TEXT`"
+
+
+def _shown(number: dict[str, Any]) -> str:
+    return str(number["reason"]).replace("_", " ") if "reason" in number else f"{number['value']:.4f}"
 
 
 def _estimates(item: dict[str, Any], name: str) -> str:
