@@ -19,7 +19,7 @@ from monitor.core.policy import Calibrator, Policy, policy, with_calibrator
 from monitor.core.readings import Reading
 from monitor.core.reasons import DECIDED
 from monitor.core.rules import ACTIONS, Alert, Rule
-from monitor.core.tables import Table, total
+from monitor.core.tables import total
 from monitor.core.thresholds import Choice, by_slice, choose
 from monitor.served import Planned, Served
 from monitor.watched import Watched
@@ -77,7 +77,7 @@ class Decider:
         self.rejected: dict[Name, int] = {}
         self.testing: Testing | None = None
         self.evidence: dict[Name, dict[str, float]] = {}
-        self._ratios: dict[tuple[Name, str, str, int], tuple[Table, float | None]] = {}
+        self._compared_at: dict[Name, tuple[Any, dict[str, float]]] = {}
 
     def close(self) -> None:
         """End the trial that runs."""
@@ -205,9 +205,7 @@ class Decider:
         if not others:
             return
         since = w.newest_mature(standing.served[-1][0]) + 1
-        days = w.closed_since(since)
-        found = {p.id: self._log_e(w, p, current, days) for p in others}
-        self.evidence[w.name] = found
+        self.evidence[w.name] = found = self._compared(w, current, others, since)
         best = max(found, key=lambda ident: found[ident])
         key = *w.name, guards.UNDO
         if found[best] < limit:
@@ -215,25 +213,21 @@ class Decider:
             return
         if self.decided.get(key) in ("outserved", "proposed", "proposal_open") and w.model.mode == "propose":
             return
-        about = {"log_e": found, "limit": limit, "days": [iso(d * DAY)[:10] for d in days]}
+        about = {"log_e": found, "limit": limit, "days": [iso(d * DAY)[:10] for d in w.closed_since(since)]}
         decision = Decision(*key, "rollback", True, "outserved", best, about)
         why = f"policy {best} would have served the outcomes since {iso(since * DAY)[:10]} better, ln e = {found[best]:.1f}"
         self._go_back(w, decision, why, out, now)
 
-    def _log_e(self, w: Watched, other: Policy, current: Policy, days: Sequence[int]) -> float:
-        """Return ln of the evidence of whole days that another policy's scores are better than the current one's."""
-        log_e = 0.0
-        for day in days:
-            key = w.name, other.id, current.id, day
-            table = w.whole_day(day, closed=True)["all"]
-            known = self._ratios.get(key)
-            if known is None or known[0] is not table:
-                reading = readings.mature(table, w.model.labels.rules)
-                ratio = None if reading.reason else log_ratio(reading, other.calibrator, current.calibrator)
-                self._ratios[key] = known = table, ratio
-            if known[1] is not None:
-                log_e = undo_step(log_e, known[1])
-        return log_e
+    def _compared(self, w: Watched, current: Policy, others: Sequence[Policy], since: int) -> dict[str, float]:
+        """Return ln of the evidence by other policy, made anew only when a day was closed or counted again."""
+        state = w.revision, current.id, since, tuple(p.id for p in others)
+        known = self._compared_at.get(w.name)
+        if known is None or known[0] != state:
+            tables = [w.whole_day(day, closed=True)["all"] for day in w.closed_since(since)]
+            days = [r for t in tables if not (r := readings.mature(t, w.model.labels.rules)).reason]
+            known = state, {p.id: _log_e(days, p, current) for p in others}
+            self._compared_at[w.name] = known
+        return known[1]
 
     # Ways forward.
 
@@ -412,6 +406,16 @@ class Decider:
         if made is None:
             raise PolicyError(f"policy {policy} of {name[0]} {name[1]} cannot be read any more; reject the proposal")
         return entry, self._activations(*name, who, why, at, made)
+
+
+def _log_e(days: Iterable[Reading], other: Policy, current: Policy) -> float:
+    """Return ln of the evidence of mature days, one after the other, that another policy's scores are better than the current
+    one's.
+    """
+    log_e = 0.0
+    for reading in days:
+        log_e = undo_step(log_e, log_ratio(reading, other.calibrator, current.calibrator))
+    return log_e
 
 
 def _chosen(
