@@ -316,42 +316,41 @@ class Decider:
         mature = {name: readings.mature(t, w.model.labels.rules) for name, t in summed.items()}
         decision = Decision(*t.key, "recalibrate", False, "proposed", None, {"report": report})
         first, last = (iso(d * DAY)[:10] for d in (t.days[0], t.days[-1]))
-        provenance = {
+        provenance: dict[str, Any] = {
             "who": t.who,
             "reason": t.why,
             "at": now,
-            "before": t.policy.id,
             "baseline": w.baseline.checksum if w.baseline else "",
             "data": {"first_day": first, "last_day": last, "rows": report["rows"], "positives": report["positives"]},
             "code": self.version,
         }
         calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(t.days))
         try:
-            made = self.served.draft(*w.name, now, lambda ident: _next(t.policy, ident, calibrator, chosen, provenance))
+            # There must be something to go back to, which a configured threshold alone is not.
+            old = t.policy if t.policy.id else self.served.first(*w.name, now, "what the configuration says, to go back to")
+            provenance["before"] = old.id
+            made = self.served.draft(
+                *w.name, now, lambda ident: _next(replace(old, undo=w.model.undo), ident, calibrator, chosen, provenance)
+            )
+            preview = {"before": _preview(old, mature, w.model), "after": _preview(made, mature, w.model)}
+            decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
+            volume = policy_volume(scored, made, old)
+            if not isinstance(volume, str) and not guards.within_volume(volume.value):
+                decision = replace(decision, reason="volume")
+            elif w.model.mode == "auto" and t.key[2] != BY_HAND:
+                out.changes.extend(self._activations(*w.name, t.who, t.why, now, made))
+                decision = replace(decision, allowed=True, reason="applied")
         except PolicyError as e:
-            self._say(self._failed(decision, e), out)
-            return
-        volume = policy_volume(scored, made, t.policy)
-        preview = {"before": _preview(t.policy, mature, w.model), "after": _preview(made, mature, w.model)}
-        decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
-        if not isinstance(volume, str) and not guards.within_volume(volume.value):
-            self._say(replace(decision, reason="volume"), out)
-        elif w.model.mode == "auto" and t.key[2] != BY_HAND:
-            out.changes.extend(self._activations(*w.name, t.who, t.why, now, made))
-            self._say(replace(decision, allowed=True, reason="applied"), out)
-        else:
-            self._say(decision, out)
+            decision = self._failed(decision, e)
+        self._say(decision, out)
 
     def _activations(self, name: str, version: str, who: str, reason: str, at: int, policy: Policy) -> list[Planned]:
-        """Return the changes that make a policy current; where none serves yet the configured threshold is made one first.
-
-        There must be something to go back to.
-        """
-        changes = []
-        if self.served.standing(name, version).current is None and self.served.deciding(name, version) is not None:
-            configured = "what the configuration says, to go back to"
-            first = self.served.first(name, version, at, configured)
-            changes.append(self.served.activation(name, version, who, configured, at, first))
+        """Return the changes that make a policy current; where none serves yet, first the one that it was tested against."""
+        changes, before = [], policy.provenance.get("before")
+        if self.served.standing(name, version).current is None and isinstance(before, str):
+            first = self.served.policy(name, version, before)
+            if first is not None:
+                changes.append(self.served.activation(name, version, who, str(first.provenance["reason"]), at, first))
         return [*changes, self.served.activation(name, version, who, reason, at, policy)]
 
     def _hand_on(self, w: Watched, alert: Alert, rule: Rule, out: Outcome) -> None:

@@ -108,6 +108,7 @@ def test_an_alert_leads_to_a_policy_that_won_its_trial(world):
     p = np.linspace(0.1, 0.9, 9)
     served = w.current()
     assert np.abs(apply(served.calibrator, p) - expit(logit(p) - 1.0)).max() < 0.05
+    assert (served.undo, served.provenance["before"]) == (w.agent.model("m").undo, first.body["policy"])
     assert served.bands == w.agent.served.policy("m", "v1", first.body["policy"]).bands
     assert {"rows", "positives", "first_day", "last_day"} == served.provenance["data"].keys()
     assert all(e.body["reason"] in REASONS for e in w.journal("decision"))
