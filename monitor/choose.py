@@ -10,15 +10,16 @@ from monitor.core.policy import IDENTITY, Calibrator, policy
 from monitor.core.readings import Reading
 from monitor.core.reasons import REASONS
 from monitor.core.tables import Table, total
-from monitor.core.thresholds import Choice, Objective, by_slice, candidates, choose, precisions, shifted
+from monitor.core.thresholds import Choice, Objective, by_slice, candidates, choose, flagged, precisions, shifted, thresholds
 from monitor.data import Days
-
-_TIMES = {0.25: "¼", 0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """What a threshold is chosen on: by slice the outcomes and all scores of so many days, and where they come from."""
+    """What a threshold is chosen on: by slice the outcomes and all scores of so many days, and where they come from.
+
+    `days` is 0 where nobody knows when the rows were scored.
+    """
 
     model: str
     version: str
@@ -31,7 +32,8 @@ class Outcomes:
 def of_baseline(baseline: Baseline, source: str) -> Outcomes:
     """Return the validation outcomes of a baseline."""
     tables = {name: baseline.table(name) for name in baseline.slices}
-    return _outcomes(baseline.model, baseline.version, source, len(baseline.days.get("all", {})), tables, None)
+    days = len(baseline.days.get("all", {})) if baseline.timed else 0
+    return _outcomes(baseline.model, baseline.version, source, days, tables, None)
 
 
 def of_days(model: str, version: str, days: Days, last: int) -> Outcomes:
@@ -44,7 +46,7 @@ def of_days(model: str, version: str, days: Days, last: int) -> Outcomes:
 
 def _outcomes(model: str, version: str, source: str, days: int, tables: Mapping[str, Table], of: Days | None) -> Outcomes:
     read = {name: readings.known(t) if of is None else readings.mature(t, of.rules) for name, t in tables.items()}
-    return Outcomes(model, version, source, max(days, 1), read, {name: readings.scored(t) for name, t in tables.items()})
+    return Outcomes(model, version, source, days, read, {name: readings.scored(t) for name, t in tables.items()})
 
 
 def found(
@@ -54,45 +56,51 @@ def found(
 
     Raises ValueError that says why nothing can be chosen.
     """
-    reading, accepted = o.outcomes["all"], calibrator != IDENTITY
-    chosen = choose(objective, reading, calibrator, accepted, o.scores["all"], o.days)
+    if by and not any(name.startswith(f"{by}=") for name in o.outcomes):
+        segments = dict.fromkeys(name.partition("=")[0] for name in o.outcomes if name != "all")
+        raise ValueError(f"{o.source} has no slices of {by!r}; it has those of {', '.join(segments) or 'no segment'}")
+    reading, accepted = o.outcomes["all"], dict(calibrator) != IDENTITY
+    timeless = objective.name == "capacity" and not o.days
+    chosen = "no_times" if timeless else choose(objective, reading, calibrator, accepted, o.scores["all"], o.days)
     if isinstance(chosen, str):
         raise ValueError(f"{objective.name} of {o.source}: {REASONS[chosen]}")
+
+    def row(c: Choice, name: str = "all") -> dict[str, Any]:
+        return _row(c, objective, flagged(o.scores[name], c.threshold, calibrator) / o.days if o.days else None)
+
     others = () if current is None else (current,)
     prevalence = (chosen.tp + chosen.fn) / max(chosen.tp + chosen.fp + chosen.fn + chosen.tn, 1.0)
-    parts = {name: r for name, r in o.outcomes.items() if by and name.startswith(f"{by}=")}
-    slices = by_slice(objective, parts, chosen, calibrator, accepted)
-    thresholds = {"all": chosen.threshold} | {name: own.threshold for name, (kept, own) in slices.items() if own != kept}
+    slices = by_slice(objective, o.outcomes, by, chosen, calibrator, accepted)
     return {
         "model": o.model,
         "version": o.version,
         "source": o.source,
         "days": o.days,
-        "rows": reading.n.sum(),
-        "positives": reading.pos.sum(),
+        "rows": float(reading.n.sum()),
+        "positives": float(reading.pos.sum()),
         "objective": asdict(objective),
         "calibrator": dict(calibrator),
-        "chosen": _row(chosen, objective, o.days),
+        "chosen": row(chosen),
         "automatic": chosen.automatic,
         "reason": chosen.reason,
         "bound": chosen.bound,
         "current": current,
-        "candidates": [_row(c, objective, o.days) for c in candidates(reading, chosen, calibrator, others)],
-        "precision_by_prevalence": {times * prevalence: p for times, p in precisions(chosen).items()},
+        "candidates": [row(c) for c in candidates(reading, chosen, calibrator, others)],
+        "precisions": [{"prevalence": times * prevalence, "precision": p} for times, p in precisions(chosen).items()],
         "shifted": None if now is None or not 0 < prevalence < 1 else shifted(chosen.threshold, prevalence, now),
         "slices": {
-            name: {"positives": kept.tp + kept.fn, "kept": _row(kept, objective, o.days), "own": _row(own, objective, o.days)}
+            name: {"positives": kept.tp + kept.fn, "kept": row(kept, name), "own": row(own, name)}
             for name, (kept, own) in slices.items()
         },
-        "thresholds": thresholds,
+        "thresholds": thresholds(chosen, slices),
     }
 
 
-def _row(c: Choice, objective: Objective, days: int) -> dict[str, Any]:
+def _row(c: Choice, objective: Objective, per_day: float | None) -> dict[str, Any]:
     counts = {"tp": c.tp, "fp": c.fp, "fn": c.fn, "tn": c.tn}
     rates = {"recall": c.recall, "precision": c.precision, "fpr": c.fpr}
     worth = {"worth": c.worth(objective)} if any(objective.utility) else {}
-    return {"threshold": c.threshold, **counts, **rates, "flagged_per_day": c.flagged / days, **worth}
+    return {"threshold": c.threshold, **counts, **rates, "flagged_per_day": per_day, **worth}
 
 
 def policy_of(said: Mapping[str, Any]) -> str:
@@ -107,23 +115,24 @@ _COLUMNS = {"threshold": 12, "flagged/day": 13, "recall": 9, "precision": 11, "f
 def lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Yield what `found` returned for a person."""
     rows, positives = said["rows"], said["positives"]
-    of = f"{said['source']} ({said['days']} days)"
+    of = f"{said['source']} ({said['days']} days)" if said["days"] else f"{said['source']} (without times)"
     yield f"{said['model']} {said['version']}: {rows:,.0f} outcomes, {positives:,.0f} positive, of {of}"
     worth = "worth" in said["chosen"]
     name = said["objective"]["name"]
     yield f"objective: {_words(said['objective'])}; scores as {said['calibrator']['kind']} serves them"
     yield ""
     yield "".join(f"{name:>{width}}" for name, width in {**_COLUMNS, **({"worth": 13} if worth else {})}.items())
+    # The present threshold need not be an edge of the grid; the next one decides the same.
+    now = next((c for c in said["candidates"] if said["current"] is not None and c["threshold"] >= said["current"]), None)
     for c in said["candidates"]:
-        mark = "▶" if c["threshold"] == said["chosen"]["threshold"] else "·" if c["threshold"] == said["current"] else ""
-        yield _line(c, mark, worth)
+        yield _line(c, "▶" if c == said["chosen"] else "·" if c == now else "", worth)
     yield ""
     if said["bound"] is not None:
         end = "at most" if name == "fpr_cap" else "at least"
         yield f"With a confidence of 95 % the {_KEEPS[name]} is {end} {said['bound']:.4f}."
     if said["reason"]:
         yield f"Not without a person: {REASONS[said['reason']]}"
-    at = [f"{prevalence:.3g}: {p:.3f}" for prevalence, p in said["precision_by_prevalence"].items()]
+    at = [f"{p['prevalence']:.3g}: {p['precision']:.3f}" for p in said["precisions"]]
     if at:
         yield f"Precision where the prevalence is {', '.join(at)}."
     if said["shifted"] is not None:
@@ -150,8 +159,6 @@ def _slices(slices: Mapping[str, Any], worth: bool) -> Iterable[str]:
     yield ""
     yield "By slice, with the threshold of all and, where it has 300 positives, with its own (▶):"
     for name, s in slices.items():
-        if not sum(s["kept"][k] for k in ("tp", "fp", "fn", "tn")):
-            continue
         yield f"{name}: {s['positives']:,.0f} positive"
         yield _line(s["kept"], "", worth)
         if s["own"] != s["kept"]:
@@ -161,6 +168,7 @@ def _slices(slices: Mapping[str, Any], worth: bool) -> Iterable[str]:
 def _line(c: Mapping[str, Any], mark: str, worth: bool) -> str:
     rates = ["–" if c[name] is None else f"{c[name]:.4f}" for name in ("recall", "precision", "fpr")]
     counts = [f"{c[name]:,.0f}" for name in ("tp", "fp", "fn", "tn")]
-    cells = zip((f"{c['threshold']:.4f}", f"{c['flagged_per_day']:,.1f}", *rates, *counts), _COLUMNS.values(), strict=True)
+    per_day = "–" if c["flagged_per_day"] is None else f"{c['flagged_per_day']:,.1f}"
+    cells = zip((f"{c['threshold']:.4f}", per_day, *rates, *counts), _COLUMNS.values(), strict=True)
     text = "".join(f"{cell:>{width}}" for cell, width in cells) + (f"{c['worth']:>13,.1f}" if worth else "")
     return f"{mark:2}{text[2:]}"

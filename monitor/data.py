@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from monitor import timeline
-from monitor.core.baseline import OTHER, Baseline
+from monitor.core.baseline import Baseline
 from monitor.core.days import Key, iso, month_of
-from monitor.core.events import DAY, VERDICTS
+from monitor.core.events import DAY, OTHER, VERDICTS
 from monitor.core.metrics import of_margins
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import LabelRule, scored

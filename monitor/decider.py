@@ -20,7 +20,7 @@ from monitor.core.readings import Reading
 from monitor.core.reasons import DECIDED
 from monitor.core.rules import ACTIONS, Alert, Rule
 from monitor.core.tables import total
-from monitor.core.thresholds import Choice, by_slice, choose
+from monitor.core.thresholds import Choice, by_slice, choose, thresholds
 from monitor.served import Planned, Served
 from monitor.watched import Watched
 
@@ -426,9 +426,8 @@ def _chosen(
     whole = choose(w.model.objective, mature["all"], calibrator, True, scored["all"], days)
     if isinstance(whole, str) or not whole.automatic:
         return {}
-    parts = {name: r for name, r in mature.items() if w.model.by and name.startswith(f"{w.model.by}=")}
-    own = by_slice(w.model.objective, parts, whole, calibrator, True)
-    return {"all": whole.threshold, **{name: mine.threshold for name, (kept, mine) in own.items() if mine != kept}}
+    own = by_slice(w.model.objective, mature, w.model.by, whole, calibrator, True)
+    return thresholds(whole, {name: pair for name, pair in own.items() if pair[1].automatic})
 
 
 def _next(old: Policy, ident: str, calibrator: Calibrator, chosen: Mapping[str, float], provenance: Mapping[str, Any]) -> Policy:

@@ -33,7 +33,7 @@ from monitor.core.days import (
     recent_hours,
 )
 from monitor.core.delays import SuggestedHorizon, delay_curves, share_in, suggested_horizon
-from monitor.core.events import DAY, HOUR, MINUTE, VERDICTS, Floats, Ints
+from monitor.core.events import DAY, HOUR, MINUTE, OTHER, VERDICTS, Floats, Ints
 from monitor.core.features import Feature, to_dict
 from monitor.core.intervals import Measured, wilson
 from monitor.core.metrics import METRICS, PROBABILITY, Estimate, measure, of_margins, spread
@@ -452,7 +452,7 @@ class Watched:
         be another mixture of scores.
         """
         same = not passed or passed.keys() == set(self.slices)
-        known = [same or (name in passed and not name.endswith(f"={baselines.OTHER}")) for name in self.slices]
+        known = [same or (name in passed and not name.endswith(f"={OTHER}")) for name in self.slices]
         out = zip(counted, self.slices, known, strict=True)
         return [t + passed.get(name, EMPTY) if there else EMPTY for t, name, there in out]
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from loop import PAGE, page, run
+from loop import PAGE, page, run  # noqa: E402 (it is no package)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core import features as frozen
-from monitor.core.events import DAY, Ints
+from monitor.core.events import DAY, OTHER, Ints
 from monitor.core.features import Feature
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import known, scored
@@ -22,7 +22,6 @@ MIN_DAYS = 14
 """Fewer days do not show how much days differ."""
 SLICES = 100
 SLICE_ROWS = 200
-OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ PASS, FLAG, REVIEW, ABSTAIN, BLOCK, NONE = range(6)
 UNDECIDED = 255
 """The event gave no verdict; the policy says it at ingest, so a stored row never holds this value."""
 FLAGGED = np.array([False, True, True, False, True, False])
+OTHER = "other"
+"""The slice of a segment that has every value without a slice of its own."""
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 """Times are integer milliseconds since 1970 (UTC) everywhere inside the agent."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import ABSTAIN, FLAG, FLAGGED, PASS, REVIEW, VERDICTS, Bools, Coded, Floats
+from monitor.core.events import ABSTAIN, FLAG, FLAGGED, OTHER, PASS, REVIEW, VERDICTS, Bools, Coded, Floats
 from monitor.core.tables import BINS, EDGES, TINY, Table, at_bins
 
 Calibrator = Mapping[str, Any]
@@ -102,8 +102,10 @@ def check(calibrator: Calibrator) -> str:
     if calibrator.keys() != wanted:
         return f"{kind} has the keys {', '.join(sorted(wanted))}, found {', '.join(sorted(calibrator))}"
     try:
-        numbers = [np.asarray(calibrator[name], np.float64) for name in KINDS[kind][0]]
-    except (TypeError, ValueError):
+        numbers = [np.asarray(calibrator[name]) for name in KINDS[kind][0]]
+    except ValueError:  # lists in a list, of unequal length
+        return f"a parameter of {kind} is no number"
+    if any(x.dtype.kind not in "if" for x in numbers):
         return f"a parameter of {kind} is no number"
     if not all(np.isfinite(x).all() for x in numbers):
         return f"a parameter of {kind} is not finite"
@@ -115,7 +117,8 @@ def check(calibrator: Calibrator) -> str:
             return f"the edges of {kind} do not rise"
     elif any(x.shape for x in numbers):
         return f"a parameter of {kind} is no number"
-    served = apply(calibrator, EDGES)
+    with np.errstate(all="ignore"):
+        served = apply(calibrator, EDGES)
     if not np.isfinite(served).all():
         return "it serves scores that are not finite"
     # What falls by less than this is how the last digits are rounded.
@@ -125,8 +128,11 @@ def check(calibrator: Calibrator) -> str:
 
 
 def served_edges(calibrator: Calibrator) -> Floats:
-    """Return what is served for the lower edge of each bin of the grid, never falling, shape (BINS,)."""
-    found: Floats = np.maximum.accumulate(apply(calibrator, EDGES))
+    """Return what is served for the lower edge of each bin of the grid, and for 1 of the last one, never falling, shape (BINS,).
+
+    Counts know of a score only its bin, and nearly every score of the last one, [1 - 1.5e-8, 1], is 1.
+    """
+    found: Floats = np.maximum.accumulate(apply(calibrator, np.append(EDGES[:-1], 1.0)))
     return found
 
 
@@ -135,19 +141,18 @@ def bands(
 ) -> Bands:
     """Return from which score of the model on which verdict holds, for rules that speak of the score that is served.
 
-        A served score at or above the threshold is flagged; one in the review band [low, high) is reviewed instead, and one whose
+    A served score at or above the threshold is flagged; one in the review band [low, high) is reviewed instead, and one whose
     margin between the two outcomes |2 p - 1| is below `abstain` is abstained from. Every cut is an edge of the grid, the next
-    one up, or 1.
+    one up; the last bin is decided as a score of 1 is.
     """
-    # The last bin ends with 1, which no bin begins with.
-    served = np.append(served_edges(calibrator), apply(calibrator, np.ones(1)))
+    served = served_edges(calibrator)
     verdict = np.where(served >= threshold, FLAG, PASS)
     if review is not None:
         verdict[(served >= review[0]) & (served < review[1])] = REVIEW
     if abstain is not None:
         verdict[np.abs(2 * served - 1) < abstain] = ABSTAIN
     first = np.flatnonzero(np.diff(verdict, prepend=-1))
-    return tuple((float(EDGES[i]) if i < BINS else 1.0, VERDICTS[verdict[i]]) for i in first.tolist())
+    return tuple((float(EDGES[i]), VERDICTS[verdict[i]]) for i in first.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +232,9 @@ def policy(
     served = served_edges(calibrator)
     if "all" not in thresholds or not all(isinstance(t, int | float) and 0.0 <= t <= 1.0 for t in thresholds.values()):
         raise ValueError("not a policy: thresholds must hold a number in [0, 1] for the slice all")
+    for name in thresholds.keys() - {"all"}:
+        if not all(name.partition("=")) or name.endswith(f"={OTHER}"):
+            raise ValueError(f"not a policy: thresholds of {name!r}; write SEGMENT=VALUE, and not {OTHER}, which is no value")
     if len({name.partition("=")[0] for name in thresholds if name != "all"}) > 1:
         raise ValueError("not a policy: thresholds by slice must be of one segment, so that each case has one")
     if review is not None and not 0.0 <= review[0] < review[1] <= 1.0:
@@ -239,7 +247,7 @@ def policy(
 
 
 def _next(served: Floats, threshold: float) -> float:
-    """Return the smallest served edge that is not below the threshold, else 1: no score is flagged, or that of 1 alone."""
+    """Return the smallest served edge that is not below the threshold, else 1: no score is flagged."""
     i = int(np.searchsorted(served, threshold))
     return float(served[i]) if i < BINS else 1.0
 
@@ -296,15 +304,18 @@ def verdicts(made: Policy, score: Floats, combo: Coded, margin: NDArray[np.uint8
         if name != "all":
             mine = combo.codes == code
             out[mine] = decide(made.bands[name], score[mine])
-    if made.abstain is not None and margin is not None:
-        top = margin > 0
-        plain = decide(bands(made.threshold, made.calibrator, made.review), score[top])
-        out[top] = np.where(margin[top] < made.abstain * 255, ABSTAIN, plain)
+    if made.abstain is not None and margin is not None and (top := margin > 0).any():
+        of = {name: bands(t, made.calibrator, made.review) for name, t in made.thresholds.items()}
+        plain = verdicts(replace(made, abstain=None, bands=of), score, combo)
+        out[top] = np.where(margin < made.abstain * 255, ABSTAIN, plain)[top]
     return out
 
 
 def with_calibrator(old: Policy, ident: str, calibrator: Calibrator, provenance: Mapping[str, Any]) -> Policy:
-    """Return a policy that decides as the old one does and serves other scores: its thresholds are what those are served as."""
+    """Return a policy that decides as the old one does and serves other scores: its thresholds are what those are served as.
+
+    Where the calibrator serves scores on both sides of a cut alike, all of them are decided as those above it.
+    """
     before, after = served_edges(old.calibrator), np.append(served_edges(calibrator), 1.0)
 
     def moved(t: float) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monitor.core.events import Bools, Floats, Ints
+from monitor.core.events import OTHER, Bools, Floats, Ints
 from monitor.core.intervals import clopper_pearson, effective
 from monitor.core.policy import IDENTITY, Calibrator, expit, logit, served_edges
 from monitor.core.readings import Reading
@@ -104,23 +104,27 @@ class _Table:
         return Choice(float(self.threshold[i]), tp, fp, self.positives - tp, self.negatives - fp, bound, reason)
 
 
-def _first(served: Floats) -> Ints:
-    """Return the first bin of each run of bins with the same served score: a threshold flags all of them or none."""
-    return np.flatnonzero(np.diff(served, prepend=-1.0))
+def _levels(calibrator: Calibrator) -> tuple[Floats, Ints]:
+    """Return every served score of the grid and the first bin with it: a threshold flags all bins with the same or none.
+
+    The last one is 1, of a bin above all where nothing is served as 1: it flags no score.
+    """
+    served = np.append(served_edges(calibrator), 1.0)
+    first = np.flatnonzero(np.diff(served, prepend=-1.0))
+    return served[first], first
 
 
 def _above(bins: Ints, n: Floats, first: Ints) -> Floats:
     """Return for each bin in `first` how many rows are in it or above."""
-    by_bin = np.bincount(bins, n, BINS)
+    by_bin = np.bincount(bins, n, BINS + 1)
     found: Floats = by_bin[::-1].cumsum()[::-1][first]
     return found
 
 
 def _table(reading: Reading, calibrator: Calibrator) -> _Table:
-    served = served_edges(calibrator)
-    first = _first(served)
+    levels, first = _levels(calibrator)
     tp, fp = (_above(reading.bin, n, first) for n in (reading.pos, reading.neg))
-    return _Table(served[first], tp, fp, float(reading.pos.sum()), float(reading.neg.sum()))
+    return _Table(levels, tp, fp, float(reading.pos.sum()), float(reading.neg.sum()))
 
 
 def _last(allowed: Bools) -> int | None:
@@ -183,7 +187,7 @@ def choose(
     if not made.positives or not made.negatives:
         return "one_class"
     if objective.name in ("cost", "utility"):
-        return _useful(objective, made, accepted)
+        return _useful(objective, made, accepted, reading)
     if objective.name in ("f1", "youden"):
         youden = made.tp / made.positives - made.fp / made.negatives
         best = _most(2 * made.tp / (made.tp + made.fp + made.positives) if objective.name == "f1" else youden)
@@ -197,27 +201,26 @@ def _few(made: _Table, reading: Reading) -> str:
 
 
 def _at_least(made: _Table, threshold: float) -> Choice:
-    i = min(int(np.searchsorted(made.threshold, threshold)), len(made.threshold) - 1)
-    return made.at(i)
+    return made.at(int(np.searchsorted(made.threshold, threshold)))
 
 
 def _capacity(per_day: float, scored: Reading, days: float, calibrator: Calibrator, made: _Table) -> Choice | str:
     """Return the lowest threshold that flags at most so many rows a day."""
     if not len(scored.n):
         return "no_events"
-    flagged = _above(scored.bin, scored.n, _first(served_edges(calibrator)))
+    flagged = _above(scored.bin, scored.n, _levels(calibrator)[1])
     few = np.flatnonzero(flagged <= per_day * days)
     return made.at(int(few[0])) if len(few) else "no_choice"
 
 
-def _useful(objective: Objective, made: _Table, accepted: bool) -> Choice | str:
+def _useful(objective: Objective, made: _Table, accepted: bool, reading: Reading) -> Choice:
     honest = bayes(objective.utility)
     if accepted and honest is not None:
         return _at_least(made, honest)
     counts = np.stack((made.tp, made.fp, made.positives - made.tp, made.negatives - made.fp))
     best = _most(np.array(objective.utility) @ counts)
     assert best is not None
-    return made.at(best, None, "few_rows" if made.positives + made.negatives < ROWS else "")
+    return made.at(best, None, "few_rows" if np.dot(_counts(reading), (made.positives, made.negatives)) < ROWS else "")
 
 
 def _bounded(objective: Objective, made: _Table, reading: Reading) -> Choice | str:
@@ -240,33 +243,45 @@ def _bounded(objective: Objective, made: _Table, reading: Reading) -> Choice | s
 def by_slice(
     objective: Objective,
     readings: Mapping[str, Reading],
+    by: str,
     whole: Choice,
     calibrator: Calibrator = IDENTITY,
     accepted: bool = False,
 ) -> dict[str, tuple[Choice, Choice]]:
-    """Return for each slice what the threshold of all does there, and what its own would do.
+    """Return for each slice of the segment `by` with rows what the threshold of all does there, and what its own would do.
 
-    A slice with fewer than POSITIVES positives, or none to choose, keeps the threshold of all.
+    A slice with fewer than POSITIVES positives, or none to choose, keeps the threshold of all. So do all slices for a capacity,
+    which they share. The values in `other` are not known to the model server, so it has none.
     """
     out = {}
     for name, reading in readings.items():
-        made = _table(reading, calibrator)
-        kept = _at_least(made, whole.threshold)
-        enough = float(reading.pos.sum()) * _counts(reading)[0] >= POSITIVES
+        if not by or not name.startswith(f"{by}=") or name == f"{by}={OTHER}" or not len(reading.n):
+            continue
+        kept = _at_least(_table(reading, calibrator), whole.threshold)
+        enough = float(reading.pos.sum()) * _counts(reading)[0] >= POSITIVES and objective.name != "capacity"
         own = choose(objective, reading, calibrator, accepted) if enough else kept
-        out[name] = kept, kept if isinstance(own, str) else own
+        out[name] = kept, kept if isinstance(own, str) or own.threshold == kept.threshold else own
     return out
+
+
+def thresholds(whole: Choice, slices: Mapping[str, tuple[Choice, Choice]]) -> dict[str, float]:
+    """Return the thresholds of a policy: that of all, and those of slices where another one was chosen."""
+    return {"all": whole.threshold} | {name: own.threshold for name, (kept, own) in slices.items() if own != kept}
+
+
+def flagged(scored: Reading, threshold: float, calibrator: Calibrator = IDENTITY) -> float:
+    """Return how many of all rows a threshold flags, whether their outcome is known or not."""
+    return float(scored.n[served_edges(calibrator)[scored.bin] >= threshold].sum())
 
 
 def candidates(reading: Reading, chosen: Choice, calibrator: Calibrator = IDENTITY, more: Sequence[float] = ()) -> list[Choice]:
     """Return about a dozen thresholds around the chosen one, which flag from a quarter to four times as much, and `more`."""
     made = _table(reading, calibrator)
-    flagged = made.tp + made.fp
-    falling = flagged[::-1]
+    rising = (made.tp + made.fp)[::-1]
     places = {
-        len(falling) - 1 - int(np.searchsorted(falling, chosen.flagged * s)) for s in _SHARES if chosen.flagged * s <= flagged[0]
+        len(rising) - 1 - int(np.searchsorted(rising, chosen.flagged * s)) for s in _SHARES if chosen.flagged * s <= rising[-1]
     }
-    places |= {min(int(np.searchsorted(made.threshold, t)), len(made.threshold) - 1) for t in (*more, chosen.threshold)}
+    places |= {int(np.searchsorted(made.threshold, t)) for t in (*more, chosen.threshold)}
     return [made.at(i) for i in sorted(places)]
 
 

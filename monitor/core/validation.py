@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.core import gate
-from monitor.core.baseline import MIN_DAYS, OTHER, Combo, members
+from monitor.core.baseline import MIN_DAYS, Combo, members
 from monitor.core.calibrators import CANDIDATES, fit
 from monitor.core.days import Key
 from monitor.core.events import ABSTAIN, DAY, FLAGGED, NONE, REVIEW, VERDICTS, Bools, Coded, Ints
@@ -19,7 +19,7 @@ from monitor.core.metrics.daily import days_of
 from monitor.core.policy import IDENTITY, Calibrator, Policy, apply, policy, verdicts
 from monitor.core.readings import LabelRule, Reading, mature, scored
 from monitor.core.tables import EDGES, Table, grid_bin, log_losses, tables, total, wanted
-from monitor.core.thresholds import Objective, by_slice, choose
+from monitor.core.thresholds import Objective, by_slice, choose, thresholds
 
 ROLES = ("calibration", "selection", "test")
 FEW = 300
@@ -227,12 +227,8 @@ def _selected(
     found = choose(objective, readings["all"], calibrator, accepted, scored(whole["all"]), max(len(days), 1))
     if isinstance(found, str):
         return Chosen(None, trial, {"reason": found, **v.counts})
-    own = {}
-    if by:
-        mine = {n: r for n, r in readings.items() if n.startswith(f"{by}=") and n != f"{by}={OTHER}" and len(r.n)}
-        own = by_slice(objective, mine, found, calibrator, accepted)
-    thresholds = {name: its.threshold for name, (_, its) in own.items() if its.threshold != found.threshold}
-    made = policy("", v.model, v.version, {"all": found.threshold} | thresholds, calibrator)
+    own = by_slice(objective, readings, by, found, calibrator, accepted)
+    made = policy("", v.model, v.version, thresholds(found, own), calibrator)
     by_name = {name: {"kept": asdict(kept), "own": asdict(its)} for name, (kept, its) in own.items()}
     return Chosen(made, trial, {"objective": asdict(objective), **asdict(found), **v.counts, "slices": by_name})
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monitor.core.baseline import OTHER, SLICE_ROWS, SLICES, Baseline, build, from_json, members, slice_names, to_json
-from monitor.core.events import DAY
+from monitor.core.baseline import SLICE_ROWS, SLICES, Baseline, build, from_json, members, slice_names, to_json
+from monitor.core.events import DAY, OTHER
 from monitor.core.features import encode, freeze, placed
 from monitor.core.metrics.calibration import calibration_edges
 from monitor.core.readings import known, scored

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from monitor.core.events import FLAG, PASS
-from monitor.core.policy import IDENTITY, Limit, bands, decide, from_json, policy
-from monitor.core.tables import EDGES, next_edge
+from monitor.core.compare import counted, flagged_by
+from monitor.core.events import ABSTAIN, FLAG, FLAGGED, PASS, REVIEW, Coded
+from monitor.core.policy import IDENTITY, KINDS, Limit, apply, bands, check, decide, from_json, policy, verdicts, with_calibrator
+from monitor.core.readings import known, scored
+from monitor.core.tables import EDGES, grid_bin, next_edge
 
 POLICY = replace(
     policy(
@@ -74,6 +76,13 @@ def _changed(**change):
         (_changed(undo=[{"metric": "ece", "above": 1}]), "not a policy: "),
         (_changed(undo=3), "not a policy: "),
         (_changed(thresholds={"country=DE": 0.5}), "not a policy: thresholds"),
+        (_changed(thresholds={"all": 0.5, "country:DE": 0.5}), "not a policy: thresholds of 'country:DE'; write SEGMENT=VALUE"),
+        (_changed(thresholds={"all": 0.5, "country=": 0.5}), "not a policy: thresholds of 'country='; write SEGMENT=VALUE"),
+        (_changed(thresholds={"all": 0.5, "country=other": 0.5}), "not a policy: thresholds of 'country=other'"),
+        (_changed(thresholds={"all": 0.5, "country=DE": 0.5, "age=1": 0.5}), "not a policy: thresholds by slice must be of one"),
+        (_changed(review=[0.5, 0.5]), "not a policy: review"),
+        (_changed(abstain=0.0), "not a policy: abstain"),
+        (_changed(bands={"all": [[0.0, "flag"]]}), "not a policy: its bands are not those of its thresholds"),
         (_changed(thresholds={"all": 0.31}), "not a policy: thresholds"),
         (_changed(thresholds={"all": 1.5}), "not a policy: thresholds"),
         (_changed(thresholds={"all": "0.5"}), "not a policy: "),
@@ -101,3 +110,134 @@ def test_decide(threshold, scores):
     verdicts = decide(bands(threshold), np.array([*scores, threshold]))
     assert verdicts.tolist() == [FLAG if s >= threshold else PASS for s in scores] + [FLAG]
     assert verdicts.dtype == np.uint8
+
+
+COMBOS = ((), (("country", "DE"),), (("age", "1"), ("country", "FR")), (("country", "ES"),))
+"""Combinations of segment values, the last one without a threshold of its own."""
+
+
+@st.composite
+def calibrators(draw):
+    """Return a calibrator that `check` lets pass."""
+    kind = draw(st.sampled_from(sorted(KINDS)))
+    if kind in ("histogram", "isotonic"):
+        edges = sorted({0.0, *draw(st.lists(st.sampled_from(EDGES.tolist()), min_size=1, max_size=8))})
+        values = sorted(draw(st.lists(st.floats(0, 1), min_size=len(edges), max_size=len(edges))))
+        made = {"kind": kind, "edges": edges, "values": values}
+    else:
+        made = {"kind": kind} | {name: draw(st.floats(0.1, 3) if name != "c" else st.floats(-2, 2)) for name in KINDS[kind][0]}
+    assume(not check(made))
+    return made
+
+
+@st.composite
+def policies(draw):
+    """Return a policy with any of its options."""
+    shares = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+    thresholds = {name: draw(shares) for name in ("all", *draw(st.sets(st.sampled_from(["country=DE", "country=FR"]))))}
+    band = draw(st.none() | st.tuples(shares, shares).filter(lambda b: b[0] != b[1]).map(lambda b: (min(b), max(b))))
+    abstain = draw(st.none() | st.floats(0.01, 1))
+    return policy("1-1", "m", "1", thresholds, draw(calibrators()), POLICY.undo, {"who": "ann"}, band, abstain)
+
+
+def rule(made, score, combo):
+    """Return the verdict on one score, as the rule says it of what is served for the edge of its bin."""
+    edge = EDGES[grid_bin(np.array([score]))]
+    served = float(apply(made.calibrator, np.where(edge == EDGES[-1], 1.0, edge))[0])
+    own = next((made.thresholds[f"{k}={v}"] for k, v in combo if f"{k}={v}" in made.thresholds), made.threshold)
+    if made.abstain is not None and abs(2 * served - 1) < made.abstain:
+        return ABSTAIN
+    if made.review is not None and made.review[0] <= served < made.review[1]:
+        return REVIEW
+    return FLAG if served >= own else PASS
+
+
+SCORES = st.lists(st.one_of(st.floats(0, 1), st.sampled_from(EDGES.tolist()), st.just(1.0)), min_size=1, max_size=30)
+
+
+@given(policies(), SCORES, st.integers(0, 2**32))
+def test_verdicts(table, made, scores, seed):
+    """Each row has the verdict of its slice by the rule, and counts by bin say of all of them what the rows say."""
+    score, rng = np.array(scores), np.random.default_rng(seed)
+    combo, y = rng.integers(0, len(COMBOS), len(score)), rng.integers(0, 2, len(score)).astype(np.int8)
+    found = verdicts(made, score, Coded(COMBOS, combo.astype(np.int32)))
+    assert found.tolist() == [rule(made, s, COMBOS[c]) for s, c in zip(scores, combo, strict=True)]
+    flag = FLAGGED[found]
+    mine = {"all": score >= 0, "country=DE": combo == 1, "country=FR": combo == 2, "country=ES": combo == 3}
+    for name, rows in mine.items():
+        if name == "all":
+            everywhere = FLAGGED[decide(made.bands["all"], score)]
+            assert made.flags()[grid_bin(score)].tolist() == everywhere.tolist()
+        else:
+            assert made.flags(name)[grid_bin(score[rows])].tolist() == flag[rows].tolist()
+    assert flagged_by(made, {name: scored(table(score[rows])) for name, rows in mine.items()}) == flag.sum()
+    counts = counted(made, {name: known(table(score[rows], y[rows])) for name, rows in mine.items()})
+    assert counts == tuple(float(((flag == f) & (y == k)).sum()) for f, k in ((True, 1), (True, 0), (False, 1), (False, 0)))
+
+
+@given(policies())
+def test_every_policy_is_read_as_it_was_written(made):
+    """JSON says all of a policy, and thresholds that are edges already stay where they are."""
+    assert from_json(made.to_json()) == made
+    assert policy("1-1", "m", "1", made.thresholds, made.calibrator).thresholds == made.thresholds
+    without = json.loads(made.to_json())
+    del without["bands"], without["id"], without["checksum"]
+    assert from_json(json.dumps(without)) == replace(made, id="")
+    # The cut is where flagging begins.
+    if not made.review and not made.abstain:
+        assert made.cut == min(EDGES[made.flags()], default=2.0)
+
+
+@given(policies(), calibrators(), st.lists(st.floats(0, 1), min_size=1))
+def test_another_calibrator_decides_the_same(made, calibrator, scores):
+    """With another calibrator a policy decides as before, where that tells apart what its cuts do."""
+    old = replace(made, abstain=None)
+    new = with_calibrator(old, "1-2", calibrator, {})
+    served = apply(calibrator, np.append(EDGES[:-1], 1.0))
+    cuts = {cut for b in policy("", "m", "1", old.thresholds, old.calibrator, review=old.review).bands.values() for cut, _ in b}
+    edges = np.flatnonzero(np.isin(EDGES, sorted(cuts - {0.0})))
+    assume((served[edges] > served[edges - 1]).all() and served[-1] < 1)
+    old = policy("", "m", "1", old.thresholds, old.calibrator, review=old.review)
+    for name in old.thresholds:
+        assert new.verdicts(name).tolist() == old.verdicts(name).tolist()
+
+
+def test_abstaining_between_classes():
+    """Of the predicted class the margin to the next one counts, not that to 1/2, and the threshold of the slice decides."""
+    made = policy("1-1", "m", "1", {"all": 0.5, "country=DE": 0.9}, abstain=0.2)
+    score, margin = np.array([0.55, 0.55, 0.8, 0.8, 0.55]), np.array([100, 50, 100, 100, 0], np.uint8)
+    combo = Coded(COMBOS, np.array([0, 0, 0, 1, 0], np.int32))
+    assert verdicts(made, score, combo, margin).tolist() == [FLAG, ABSTAIN, FLAG, PASS, ABSTAIN]
+
+
+@pytest.mark.parametrize(
+    ("calibrator", "said"),
+    [
+        ({"kind": "magic"}, "its kind is 'magic'"),
+        ({"kind": "temperature"}, "temperature has the keys kind, t, found kind"),
+        ({"kind": "temperature", "t": "1.5"}, "a parameter of temperature is no number"),
+        ({"kind": "temperature", "t": [1.5]}, "a parameter of temperature is no number"),
+        ({"kind": "temperature", "t": True}, "a parameter of temperature is no number"),
+        ({"kind": "temperature", "t": 0.0}, "it serves scores that are not finite"),
+        ({"kind": "temperature", "t": -1.0}, "it does not keep the order of the scores"),
+        ({"kind": "offset", "a": float("nan")}, "a parameter of offset is not finite"),
+        ({"kind": "platt", "a": 0.0, "b": 0.0}, "it does not keep the order of the scores"),
+        ({"kind": "isotonic", "edges": [0.0, 0.5], "values": [0.5, 0.1]}, "it does not keep the order of the scores"),
+        ({"kind": "isotonic", "edges": [0.0, 0.51], "values": [0.1, 0.5]}, "isotonic needs a value for each of its edges"),
+        ({"kind": "isotonic", "edges": [0.0, 0.5, 0.5], "values": [0.1, 0.2, 0.5]}, "the edges of isotonic do not rise"),
+        ({"kind": "histogram", "edges": [], "values": []}, "histogram needs a value for each of its edges"),
+    ],
+)
+def test_calibrators_that_cannot_be_applied(calibrator, said):
+    """What is wrong with a calibrator is said."""
+    assert check(calibrator).startswith(said)
+
+
+def test_scores_of_1():
+    """A threshold of 1 flags the scores of 1, in counts as by row; they share their bin with those from 1 - 1.5e-8 on."""
+    made = policy("1-1", "m", "1", {"all": 1.0})
+    assert made.threshold == 1.0
+    assert decide(made.bands["all"], np.array([1.0, 1 - 1e-9, 1 - 1e-7])).tolist() == [FLAG, FLAG, PASS]
+    assert np.flatnonzero(made.flags()).tolist() == [len(EDGES) - 1]
+    never = policy("1-1", "m", "1", {"all": 0.9}, {"kind": "isotonic", "edges": [0.0, 0.5], "values": [0.1, 0.8]})
+    assert (never.threshold, never.cut, never.flags().any()) == (1.0, 2.0, False)

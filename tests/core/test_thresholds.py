@@ -6,12 +6,13 @@ from scipy.special import ndtr
 from scipy.stats import beta
 from sklearn.metrics import f1_score, roc_curve
 
+from monitor.core.events import VERDICTS
 from monitor.core.intervals import clopper_pearson
 from monitor.core.policy import IDENTITY, apply, expit, policy
-from monitor.core.readings import known, scored
+from monitor.core.readings import LabelRule, known, mature, scored
 from monitor.core.reasons import REASONS
 from monitor.core.tables import EDGES, EMPTY, grid_bin
-from monitor.core.thresholds import Objective, bayes, by_slice, candidates, choose, cost, precisions, shifted
+from monitor.core.thresholds import Objective, bayes, by_slice, candidates, choose, cost, flagged, precisions, shifted, thresholds
 
 PLATT = {"kind": "platt", "a": -0.7, "b": 1.4}
 
@@ -35,10 +36,11 @@ def counts(scores, y, t):
 
 
 def brute(scores, outcomes, missed, false_alarm):
-    """Return the highest edge of least cost."""
-    at = EDGES[grid_bin(scores)]
-    of = [missed * outcomes[at < t].sum() + false_alarm * (1 - outcomes[at >= t]).sum() for t in EDGES]
-    return float(EDGES[np.flatnonzero(np.isclose(of, min(of), rtol=0, atol=1e-9))[-1]])
+    """Return the highest edge of least cost; the last bin has 1 for its edge."""
+    levels = np.append(EDGES[:-1], 1.0)
+    at = levels[grid_bin(scores)]
+    of = [missed * outcomes[at < t].sum() + false_alarm * (1 - outcomes[at >= t]).sum() for t in levels]
+    return float(levels[np.flatnonzero(np.isclose(of, min(of), rtol=0, atol=1e-9))[-1]])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -141,11 +143,12 @@ def test_why_there_is_no_choice(table):
 
 
 def test_slices(table):
-    """A slice with 300 positives has its own threshold, one with fewer that of all."""
+    """A slice with 300 positives has its own threshold, one with fewer that of all; values in `other` have none."""
     rng = np.random.default_rng(5)
     large, small = (known(table(*world(rng, n, 0.4))) for n in (2_000, 500))
     whole = choose(Objective("f1"), known(table(*world(rng, 4_000))))
-    found = by_slice(Objective("f1"), {"c=a": large, "c=b": small}, whole)
+    found = by_slice(Objective("f1"), {"c=a": large, "c=b": small, "c=other": large, "d=a": large}, "c", whole)
+    assert found.keys() == {"c=a", "c=b"}
     kept, own = found["c=a"]
     assert kept.threshold == whole.threshold != own.threshold
     assert own == choose(Objective("f1"), large)
@@ -175,3 +178,40 @@ def test_prevalence(table):
     assert at[1.0] == pytest.approx(found.precision)
     assert list(at) == [0.25, 0.5, 1.0, 2.0]
     assert list(at.values()) == sorted(at.values())
+
+
+def test_flagging_nothing(table):
+    """Where nothing is served above a threshold it flags nothing, and where every alarm costs too much none is raised."""
+    scores, y = world(np.random.default_rng(8), 6_000)
+    reading, calibrator = known(table(scores, y)), {"kind": "isotonic", "edges": [0.0, 0.5], "values": [0.1, 0.6]}
+    for objective in (Objective("fixed", 0.7), cost(0.01, 10)):
+        found = choose(objective, reading, calibrator)
+        assert (found.threshold, found.flagged, found.automatic) == (1.0, 0, True)
+        assert not policy("1-1", "m", "1", {"all": found.threshold}, calibrator).flags().any()
+    assert choose(Objective("fixed", 0.5), reading, calibrator).threshold == 0.6
+
+
+def test_a_capacity_is_not_that_of_each_slice(table):
+    """Slices share a capacity, so none has a threshold of its own."""
+    reading = known(table(*world(np.random.default_rng(9), 3_000)))
+    whole = choose(Objective("capacity", 100.0), reading)
+    kept, own = by_slice(Objective("capacity", 100.0), {"c=a": reading}, "c", whole)["c=a"]
+    assert kept == own
+    assert thresholds(whole, {"c=a": (kept, own)}) == {"all": whole.threshold}
+
+
+def test_weighted_rows_are_few(table):
+    """Rows that stand for others count as few, however many they stand for."""
+    scores, y = world(np.random.default_rng(10), 2_000)
+    weighted = mature(table(scores, y, label_prob=np.full(2_000, 0.1)), (LabelRule("unknown"),) * len(VERDICTS))
+    found = choose(cost(4, 1), weighted)
+    assert found.tp + found.fp + found.fn + found.tn == pytest.approx(20_000, rel=0.01)
+    assert found.reason == "few_rows"
+    assert choose(Objective("f1"), weighted).reason == ""
+
+
+def test_all_rows_are_flagged_whatever_is_known(table):
+    """How many a threshold flags is counted of all rows, by what is served."""
+    scores, y = world(np.random.default_rng(11), 1_000)
+    y[::2] = -1
+    assert flagged(scored(table(scores, y)), 0.4, PLATT) == (apply(PLATT, scores) >= 0.4).sum()
