@@ -441,6 +441,7 @@ def state_of(s: Snapshot) -> dict[str, Any]:
                 "policy": v.policy and v.policy.id,
                 "threshold": v.threshold,
                 "following": dict(v.following),
+                "verdicts": dict(v.verdicts),
                 "detectors": {d.rule: _detection(d) for d in v.detections},
                 "estimates": estimates.get((v.model, v.version), {}),
             }

@@ -981,4 +981,11 @@ class Watched:
             (inputs, *(self.measured.inputs if self.measured else ())),
             (histogram, self.score_sum),
             self.detections(now),
+            self._verdicts(now),
         )
+
+    def _verdicts(self, now: int) -> dict[str, int]:
+        """Return the rows of the last 24 hours by what was decided."""
+        reading = self.hours_reading("24h", now)
+        counts = np.bincount(reading.verdict, reading.n, len(VERDICTS))
+        return {name: int(n) for name, n in zip(VERDICTS, counts.tolist(), strict=True) if n}

@@ -428,3 +428,19 @@ def test_an_alert_is_tried_beside_the_ingest_and_approved_from_outside(agent, tm
     assert [k for k in kinds if k != "decision"] == ["activated", "activated", "answer", "proposal"]
     code, out, _ = command(a.config, "calibrate", "m", "--json")
     assert (code, json.loads(out)["reason"]) == (0, "no_improvement")
+
+
+def test_every_verdict_is_counted(world):
+    """A policy with a review band and an abstain margin gives each case its verdict, and all of them are counted."""
+    w = world(mode="off")
+    w.days(0, 1)
+    body = {"model": "m", "version": "v1", "thresholds": {"all": 0.4}, "calibrator": {"kind": "identity"}, "undo": []}
+    more = {"provenance": {"who": "ann"}, "review": [0.3, 0.45], "abstain": 0.05}
+    w.agent.command("activate", "m", "v1", "ann", "bands", policy=body | more)
+    at, named = w.agent.now() + 1, {"model": "m", "version": "v1"}
+    scores = [0.1] * 5 + [0.3, 0.4] + [0.49, 0.5, 0.51] + [0.46, 0.9, 1.0, 1.0]
+    w.send("predictions", [{"id": f"b{i}", "ts": at, "score": s, **named} for i, s in enumerate(scores)])
+    w.send("predictions", {"now": at + DAY})
+    w.agent.publish()
+    (v,) = w.agent.snapshot.versions
+    assert v.verdicts == {"pass": 5, "flag": 4, "review": 2, "abstain": 3}

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from loop import PAGE, page, run  # noqa: E402 (it is no package)
+from loop import PAGE, page, run
 
 
 @pytest.fixture(scope="module")

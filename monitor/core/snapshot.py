@@ -42,7 +42,8 @@ class Version:
     that came of those to be expected (`readings.coverage`). Both are None where they cannot be told. `following`
     counts the rows of the last 24 hours by the policy they named (empty text: none). `inputs` are features and the mix of
     slices in the last 24 hours, and on the newest and the last 28 mature days if there are any. `scores` is a histogram since the
-    start: cumulative counts by upper bound, and the sum. `undo` is ln of the evidence by earlier policy that it would have served
+    start: cumulative counts by upper bound, and the sum. `verdicts` counts the rows of the last 24
+    hours by what was decided, `undo` is ln of the evidence by earlier policy that it would have served
     better, `proposals` how many wait by action, `decided` when each rule last decided something else: (rule, action, reason).
     """
 
@@ -71,6 +72,7 @@ class Version:
     inputs: tuple[Inputs, ...]
     scores: tuple[Mapping[str, float], float]
     detections: tuple[Detection, ...] = ()
+    verdicts: Mapping[str, int] = field(default_factory=dict)
     undo: Mapping[str, float] = field(default_factory=dict)
     proposals: Mapping[str, int] = field(default_factory=dict)
     decided: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
