@@ -255,7 +255,11 @@ class Decider:
         if no or policy is None:
             self._say(Decision(*alert.key, "recalibrate", False, no or "no_policy"), out)
             return
-        self.testing = self._begin(alert.key, "agent", f"{alert.rule} is firing", w, policy)
+        try:
+            self.testing = self._begin(alert.key, "agent", f"{alert.rule} is firing", w, policy)
+        except PolicyError as e:
+            log.error("recalibrate of %s %s: %s", *w.name, e)
+            self._say(Decision(*alert.key, "recalibrate", False, "trial_failed"), out)
 
     def _waits(self, name: Name) -> bool:
         """Return whether a proposal for a version is open."""
@@ -264,7 +268,10 @@ class Decider:
     def _begin(self, key: Key, who: str, why: str, w: Watched, policy: Policy) -> Testing:
         days = {d: w.tables_of(d) for d in sorted(w.days)}
         folder = self.served.store.place("trial", key[2])
-        trial = Trial(folder, days, w.model.labels.rules, policy.calibrator, w.model.recalibrate.limit)
+        try:
+            trial = Trial(folder, days, w.model.labels.rules, policy.calibrator, w.model.recalibrate.limit)
+        except OSError as e:
+            raise PolicyError(f"the trial cannot begin ({e.strerror}); it is tried again when other days mature") from None
         return Testing(key, who, why, w, policy, tuple(days), trial)
 
     def ask(self, w: Watched, who: str, why: str) -> Testing:

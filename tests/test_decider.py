@@ -197,6 +197,16 @@ def test_a_trial_that_fails(world, monkeypatch):
     assert w.said("decision", "activated") == [("decision", "few_outcomes_yet"), ("decision", "trial_failed")]
 
 
+def test_a_trial_that_cannot_begin(world, monkeypatch):
+    """Where no process can be started the store is not to blame: the decision says so, and a person is told."""
+    monkeypatch.setattr("sys.executable", "/no/such/program")
+    w = world()
+    w.days(0, 8, offset=-1.0)
+    assert w.said("decision", "activated") == [("decision", "few_outcomes_yet"), ("decision", "trial_failed")]
+    with pytest.raises(PolicyError, match="the trial cannot begin"):
+        w.agent.calibrate("m", "v1", "ann", "by hand")
+
+
 WRONG = {"kind": "offset", "a": 1.0}
 
 

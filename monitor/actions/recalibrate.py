@@ -73,7 +73,11 @@ class Trial:
             errors = (self._folder / "errors").read_text(errors="replace")[-2_000:].strip()
             log.error("the trial of a recalibration ended with exit code %d: %s", code, errors)
             return {"reason": "trial_failed"}
-        found: dict[str, Any] = json.loads((self._folder / "said").read_bytes())
+        try:
+            found: dict[str, Any] = json.loads((self._folder / "said").read_bytes())
+        except (OSError, ValueError) as e:
+            log.error("what the trial of a recalibration said cannot be read: %s", e)
+            return {"reason": "trial_failed"}
         return found
 
     def end(self) -> None:
