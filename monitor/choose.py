@@ -84,6 +84,7 @@ def found(
         "automatic": chosen.automatic,
         "reason": chosen.reason,
         "bound": chosen.bound,
+        "undefined": reading.reason,
         "current": current,
         "candidates": [row(c) for c in candidates(reading, chosen, calibrator, others)],
         "precisions": [{"prevalence": times * prevalence, "precision": p} for times, p in precisions(chosen).items()],
@@ -127,6 +128,8 @@ def lines(said: Mapping[str, Any]) -> Iterator[str]:
     for c in said["candidates"]:
         yield _line(c, "▶" if c == said["chosen"] else "·" if c == now else "", worth)
     yield ""
+    if said["undefined"]:
+        yield f"Only flagged/day says something here: {REASONS[said['undefined']]}"
     if said["bound"] is not None:
         end = "at most" if name == "fpr_cap" else "at least"
         yield f"With a confidence of 95 % the {_KEEPS[name]} is {end} {said['bound']:.4f}."

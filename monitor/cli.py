@@ -21,11 +21,12 @@ from urllib.parse import quote
 
 from monitor import timeline
 from monitor.clock import wall
-from monitor.config import Address, Config, ConfigError, FileSource, Model, describe, effective, load
+from monitor.config import Address, Config, ConfigError, FileSource, Model, describe, effective, load, objective_of
 from monitor.store import StateError
 
 if TYPE_CHECKING:
     from monitor.agent import Agent
+    from monitor.core.policy import Policy
     from monitor.core.power import Plan
     from monitor.core.thresholds import Objective
     from monitor.validation import Built
@@ -124,20 +125,22 @@ def _parser() -> argparse.ArgumentParser:
     data = threshold.add_mutually_exclusive_group()
     data.add_argument("--baseline", type=Path, metavar="FILE", help="validation outcomes; default: the model's baseline")
     data.add_argument("--live", action="store_true", help="the mature days of the agent, running or not")
-    threshold.add_argument("--days", type=int, default=28, metavar="N", help="with --live: so many (default: %(default)s)")
+    threshold.add_argument(
+        "--days", type=_above_0, default=28, metavar="N", help="with --live: so many of the last (default: %(default)s)"
+    )
     aim = threshold.add_mutually_exclusive_group()
     aim.add_argument("--cost", metavar="MISSED:FALSE_ALARM", help="the least cost; default: what the configuration says")
     aim.add_argument("--utility", metavar="TP:FP:FN:TN", help="the largest utility")
-    aim.add_argument("--capacity", type=float, metavar="PER_DAY", help="at most so many a day, from scores alone")
+    aim.add_argument("--capacity", type=_above_0, metavar="PER_DAY", help="at most so many a day, from scores alone")
     aim.add_argument("--min-recall", type=float, metavar="SHARE", help="the highest that keeps the recall with 95 %% confidence")
     aim.add_argument("--precision-floor", type=float, metavar="SHARE", help="most hits at a precision, with 95 %% confidence")
     aim.add_argument("--fpr-cap", type=float, metavar="SHARE", help="most hits at a false positive rate, with 95 %% confidence")
     aim.add_argument("--f1", action="store_true", help="the largest F1")
     aim.add_argument("--youden", action="store_true", help="the largest recall less false positive rate")
-    aim.add_argument("--fixed", type=float, metavar="T", help="this one")
+    aim.add_argument("--fixed", type=_share, metavar="T", help="this one")
     threshold.add_argument("--policy", type=Path, metavar="FILE", help="scores as the calibrator of this policy serves them")
     threshold.add_argument("--by", metavar="SEGMENT", help="values of this segment may have their own")
-    threshold.add_argument("--prevalence", type=float, metavar="SHARE", help="where it belongs at this prevalence")
+    threshold.add_argument("--prevalence", type=_share, metavar="SHARE", help="where it belongs at this prevalence")
     threshold.add_argument("--out", type=Path, metavar="FILE", help="write the policy there, for `activate --policy`")
     threshold.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -445,19 +448,20 @@ def _reload(args: argparse.Namespace) -> int:
 
 def _threshold(args: argparse.Namespace) -> int:
     from monitor import choose, data
-    from monitor.core.policy import IDENTITY, from_json
+    from monitor.core.policy import IDENTITY
     from monitor.watched import read_baseline
 
     config = load(args.config)
     model = config.models.get(args.model)
     if model is None:
         raise ConfigError(f"{args.config}: models has no {args.model!r}; it has {', '.join(config.models)}")
+    if model.score == "margin":
+        raise ConfigError(f"{args.config}: models.{args.model}.score: found margin, which is no probability to have a threshold")
     objective = _objective(args) or model.objective
     if objective is None:
         raise ConfigError(
             f"{args.config}: models.{args.model}.threshold: found no objective; write one, or give --cost or another"
         )
-    made = from_json(args.policy.read_text()) if args.policy else None
     path = args.baseline or model.baseline
     if args.live:
         with _exported(config, None) as lines:
@@ -467,45 +471,79 @@ def _threshold(args: argparse.Namespace) -> int:
         of = choose.of_baseline(read_baseline(path), str(path))
     else:
         raise ConfigError(f"{args.config}: models.{args.model}.baseline: found nothing; write a baseline, or give --live")
-    calibrator = IDENTITY if made is None else made.calibrator
-    said = choose.found(
-        of, objective, calibrator, args.by or model.by, made.threshold if made else model.threshold, args.prevalence
-    )
+    if (of.model, of.version) != (args.model, args.version or of.version):
+        raise ValueError(f"{of.source} is of {of.model} {of.version}")
+    made = None if args.policy is None else _policy_in(args.policy, of.model, of.version)
+    calibrator, current = (IDENTITY, model.threshold) if made is None else (made.calibrator, made.threshold)
+    said = choose.found(of, objective, calibrator, args.by or model.by, current, args.prevalence)
     if args.out:
         args.out.write_text(choose.policy_of(said))
+        if made is not None and (made.review or made.abstain):
+            print(f"{args.out}: review and abstain of {args.policy} are not in it; add them by hand", file=sys.stderr)
     if args.json:
         print(json.dumps(said))
         return 0
     print("\n".join(choose.lines(said)))
-    given = f"--policy {args.out}" if args.out else f"--threshold {said['chosen']['threshold']!r}"
+    # A threshold alone would leave out those of slices, and be one of scores as the present policy serves them.
+    alone = calibrator == IDENTITY and len(said["thresholds"]) == 1
+    given = f"--policy {args.out or 'FILE'}" if args.out or not alone else f"--threshold {said['chosen']['threshold']!r}"
     print(f'\nscorewatch activate {args.model} {given} --reason "{objective.name} of {of.source}"')
+    if not (alone or args.out):
+        print("FILE is what --out FILE writes.")
     return 0
+
+
+def _policy_in(path: Path, model: str, version: str) -> "Policy":
+    """Return the policy in a file, which must be of a model version: a calibrator of another one says nothing of its scores."""
+    from monitor.core.policy import from_json
+
+    try:
+        made = from_json(path.read_text())
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+    if (made.model, made.version) != (model, version):
+        raise ValueError(f"{path} is a policy of {made.model} {made.version}, the outcomes are of {model} {version}")
+    return made
 
 
 def _objective(args: argparse.Namespace) -> "Objective | None":
     """Return what the command line says a threshold is for."""
-    from monitor.core.thresholds import Objective, cost
+    from monitor.core.thresholds import Objective
 
-    def numbers(text: str, names: str) -> list[float]:
-        try:
-            found = [float(x) for x in text.split(":")]
-        except ValueError:
-            found = []
-        if len(found) != names.count(":") + 1:
-            raise ConfigError(f"found {text!r}; write {names}, such as {'10:1' if names.count(':') == 1 else '5:-2:-6:0'}")
-        return found
-
-    if args.cost:
-        return cost(*numbers(args.cost, "MISSED:FALSE_ALARM"))
-    if args.utility:
-        tp, fp, fn, tn = numbers(args.utility, "TP:FP:FN:TN")
-        return Objective("utility", utility=(tp, fp, fn, tn))
+    for name, parts in (("cost", ("missed", "false_alarm")), ("utility", ("tp", "fp", "fn", "tn"))):
+        if (text := getattr(args, name)) is not None:
+            return objective_of(f"--{name}", name, _parts(name, text, parts))
+    for name in ("capacity", "min_recall", "precision_floor", "fpr_cap"):
+        if (value := getattr(args, name)) is not None:
+            key = {"per_day": value} if name == "capacity" else value
+            return objective_of(f"--{name.replace('_', '-')}", name, key)
     if args.f1 or args.youden:
         return Objective("f1" if args.f1 else "youden")
-    for name in ("capacity", "min_recall", "precision_floor", "fpr_cap", "fixed"):
-        if getattr(args, name) is not None:
-            return Objective(name, getattr(args, name))
-    return None
+    return None if args.fixed is None else Objective("fixed", args.fixed)
+
+
+def _parts(name: str, text: str, parts: Sequence[str]) -> dict[str, float]:
+    try:
+        return dict(zip(parts, map(float, text.split(":")), strict=True))
+    except ValueError:
+        wanted, example = ":".join(parts).upper(), {"cost": "10:1", "utility": "5:-2:-6:0"}[name]
+        raise ConfigError(f"--{name}: found {text!r}; write {wanted}, such as {example}") from None
+
+
+def _above_0(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a whole number above 0")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= 1.0:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a number from 0 to 1")
+    return found
 
 
 def _calibrate(args: argparse.Namespace) -> int:

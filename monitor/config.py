@@ -611,11 +611,27 @@ def _objective(value: Any, at: _At) -> tuple[Objective, str]:
     return given.get(names[0], Objective("f1")), given.get("by", "")
 
 
-def _worth(names: tuple[str, ...], made: Callable[..., Objective]) -> Reader:
+def objective_of(option: str, name: str, value: Any) -> Objective:
+    """Return the objective that an option of a command gives, as the key `name` of `threshold` has it."""
+    at = _At(option, Path(), [])
+    found = _read(_OBJECTIVES[name], value, at)
+    if at.errors:
+        raise ConfigError("\n".join(at.errors))
+    made: Objective = found[0]
+    return made
+
+
+def _price(value: Any, at: _At) -> float:
+    if not _number(value, at) > 0:
+        raise _Wrong("write a number above 0")
+    return float(value)
+
+
+def _worth(names: tuple[str, ...], made: Callable[..., Objective], number: Reader = _number) -> Reader:
     """Return a reader of a mapping that says what each of the names is worth."""
 
     def read(value: Any, at: _At) -> Objective:
-        given = _fields(value, at, dict.fromkeys(names, _number))
+        given = _fields(value, at, dict.fromkeys(names, number))
         if missing := tuple(name for name in names if name not in (value or {})):
             raise _Wrong(f"write {_words(missing, 'and')}, too", f"no {_words(missing)}")
         return made(*(given.get(name, 0.0) for name in names))
@@ -642,7 +658,7 @@ def _per_day_of(value: Any, at: _At) -> Objective:
 
 
 _OBJECTIVES: Mapping[str, Reader] = {
-    "cost": _worth(("missed", "false_alarm"), cost),
+    "cost": _worth(("missed", "false_alarm"), cost, _price),
     "utility": _worth(("tp", "fp", "fn", "tn"), lambda *worth: Objective("utility", utility=worth)),
     "capacity": _per_day_of,
     "min_recall": _kept("min_recall"),

@@ -274,6 +274,7 @@ MODELS = [
         "threshold.by: found 'country', which is none of the segments; write segments, too",
     ),
     ("threshold: {cost: {missed: 10}}", "threshold.cost: found no false_alarm; write false_alarm, too"),
+    ("threshold: {cost: {missed: -10, false_alarm: 1}}", "threshold.cost.missed: found -10; write a number above 0"),
     ("false_alarms_per_year: 4", f"false_alarms_per_year: found 4; {BUDGET}"),
     ("false_alarms_per_year: [1, 2]", f"false_alarms_per_year: found a list; {BUDGET}"),
     ("false_alarms_per_year: {critcal: 1}", "false_alarms_per_year.critcal: found an unknown key; did you mean critical?"),
