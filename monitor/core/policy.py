@@ -18,6 +18,11 @@ IDENTITY: Calibrator = {"kind": "identity"}
 Bands = tuple[tuple[float, str], ...]
 """The scores of the model, the first 0, from which on a verdict holds, up to the next one."""
 
+SAME = 1e-12
+"""Served scores are the same up to this: processors round logarithms differently, and each must read what another one wrote."""
+_INSIDE = (EDGES + np.append(EDGES[1:], 1.0)) / 2
+"""A score inside of each bin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -150,7 +155,8 @@ def bands(
     if review is not None:
         verdict[(served >= review[0]) & (served < review[1])] = REVIEW
     if abstain is not None:
-        verdict[np.abs(2 * served - 1) < abstain] = ABSTAIN
+        # A margin of .1 is that of .45 as well as that of .55, however 2 p - 1 rounds.
+        verdict[np.abs(2 * served - 1) < abstain - SAME] = ABSTAIN
     first = np.flatnonzero(np.diff(verdict, prepend=-1))
     return tuple((float(EDGES[i]), VERDICTS[verdict[i]]) for i in first.tolist())
 
@@ -194,7 +200,7 @@ class Policy:
 
     def verdicts(self, name: str = "all") -> NDArray[np.uint8]:
         """Return the verdict on the scores of each bin of the grid in a slice, shape (BINS,)."""
-        return decide(self.bands.get(name, self.bands["all"]), EDGES)
+        return decide(self.bands.get(name, self.bands["all"]), _INSIDE)
 
     def flags(self, name: str = "all") -> Bools:
         """Return which bins of the grid are flagged in a slice."""
@@ -248,8 +254,16 @@ def policy(
 
 def _next(served: Floats, threshold: float) -> float:
     """Return the smallest served edge that is not below the threshold, else 1: no score is flagged."""
-    i = int(np.searchsorted(served, threshold))
+    i = _place(served, threshold)
     return float(served[i]) if i < BINS else 1.0
+
+
+def _place(served: Floats, threshold: float) -> int:
+    """Return the first bin that is served at or above a threshold; one that another processor rounded is that of its edge."""
+    i = int(np.searchsorted(served, threshold))
+    # A threshold of 1 flags nothing where nothing is served as 1.
+    exact = threshold == 1.0 or (i < BINS and served[i] == threshold)
+    return i - 1 if i and not exact and threshold - served[i - 1] <= SAME else i
 
 
 def from_json(text: str) -> Policy:
@@ -272,18 +286,33 @@ def from_json(text: str) -> Policy:
             raise ValueError("id, model, version and checksum must be texts")
         ident, *rest = given.values()
         made = policy(ident, rest[0], rest[1], rest[2], rest[3], undo, rest[4], review, abstain)
-        if dict(made.thresholds) != rest[2]:
+        if any(abs(made.thresholds[name] - t) > SAME for name, t in rest[2].items()):
             raise ValueError(f"thresholds must be served for an edge of the grid, the next ones are {dict(made.thresholds)}")
-        if (
-            said is not None
-            and {name: tuple((float(cut), verdict) for cut, verdict in b) for name, b in said.items()} != made.bands
-        ):
-            raise ValueError("its bands are not those of its thresholds; leave them out")
+        if said is not None:
+            written = {name: tuple((float(cut), str(verdict)) for cut, verdict in b) for name, b in said.items()}
+            if written.keys() != made.bands.keys() or not all(_alike(b, made, name) for name, b in written.items()):
+                raise ValueError("its bands are not those of its thresholds; leave them out")
+            # To the last digit: the checksum covers it.
+            made = replace(made, thresholds={name: float(t) for name, t in rest[2].items()}, bands=written)
     except (TypeError, KeyError, AttributeError, IndexError) as e:
         raise ValueError(f"not a policy: {e}") from None
     except ValueError as e:
         raise ValueError(str(e) if str(e).startswith("not a policy") else f"not a policy: {e}") from None
     return replace(made, checksum=checksum)
+
+
+def _alike(written: Bands, made: Policy, name: str) -> bool:
+    """Return whether bands begin on edges of the grid and say what those of a policy say, but where processors may differ."""
+    cuts, exact = np.array([cut for cut, _ in written]), made.bands[name]
+    if written == exact:
+        return True
+    if cuts[0] != 0.0 or not np.isin(cuts, EDGES).all() or (np.diff(cuts) <= 0).any():
+        return False
+    served = served_edges(made.calibrator)
+    limits = [made.thresholds[name], *(made.review or ())]
+    limits += [] if made.abstain is None else [(1 - made.abstain) / 2, (1 + made.abstain) / 2]
+    near = (np.abs(served[:, None] - np.array(limits)) <= SAME).any(axis=1)
+    return bool((near | (decide(written, _INSIDE) == decide(exact, _INSIDE))).all())
 
 
 def decide(of: Bands, score: Floats) -> NDArray[np.uint8]:
@@ -319,7 +348,7 @@ def with_calibrator(old: Policy, ident: str, calibrator: Calibrator, provenance:
     before, after = served_edges(old.calibrator), np.append(served_edges(calibrator), 1.0)
 
     def moved(t: float) -> float:
-        return float(after[np.searchsorted(before, t)])
+        return float(after[_place(before, t)])
 
     up = {name: moved(t) for name, t in old.thresholds.items()}
     review = None if old.review is None else (moved(old.review[0]), moved(old.review[1]))

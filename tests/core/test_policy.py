@@ -8,9 +8,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from monitor.core import policy as policy_module
 from monitor.core.compare import counted, flagged_by
 from monitor.core.events import ABSTAIN, FLAG, FLAGGED, PASS, REVIEW, Coded
-from monitor.core.policy import IDENTITY, KINDS, Limit, apply, bands, check, decide, from_json, policy, verdicts, with_calibrator
+from monitor.core.policy import (
+    IDENTITY,
+    KINDS,
+    SAME,
+    Limit,
+    apply,
+    bands,
+    check,
+    decide,
+    from_json,
+    policy,
+    verdicts,
+    with_calibrator,
+)
 from monitor.core.readings import known, scored
 from monitor.core.tables import EDGES, grid_bin, next_edge
 
@@ -145,7 +159,7 @@ def rule(made, score, combo):
     edge = EDGES[grid_bin(np.array([score]))]
     served = float(apply(made.calibrator, np.where(edge == EDGES[-1], 1.0, edge))[0])
     own = next((made.thresholds[f"{k}={v}"] for k, v in combo if f"{k}={v}" in made.thresholds), made.threshold)
-    if made.abstain is not None and abs(2 * served - 1) < made.abstain:
+    if made.abstain is not None and abs(2 * served - 1) < made.abstain - SAME:
         return ABSTAIN
     if made.review is not None and made.review[0] <= served < made.review[1]:
         return REVIEW
@@ -188,18 +202,17 @@ def test_every_policy_is_read_as_it_was_written(made):
         assert made.cut == min(EDGES[made.flags()], default=2.0)
 
 
-@given(policies(), calibrators(), st.lists(st.floats(0, 1), min_size=1))
-def test_another_calibrator_decides_the_same(made, calibrator, scores):
+@given(policies(), calibrators())
+def test_another_calibrator_decides_the_same(made, calibrator):
     """With another calibrator a policy decides as before, where that tells apart what its cuts do."""
-    old = replace(made, abstain=None)
+    limits = np.array([*made.thresholds.values(), *(made.review or ())])
+    assume((np.minimum(limits, 1 - limits) > 1e-9)[(limits > 0) & (limits < 1)].all())
+    old = policy("1-1", "m", "1", made.thresholds, made.calibrator, review=made.review)
     new = with_calibrator(old, "1-2", calibrator, {})
     served = apply(calibrator, np.append(EDGES[:-1], 1.0))
-    cuts = {cut for b in policy("", "m", "1", old.thresholds, old.calibrator, review=old.review).bands.values() for cut, _ in b}
-    edges = np.flatnonzero(np.isin(EDGES, sorted(cuts - {0.0})))
+    edges = np.searchsorted(EDGES, sorted({cut for b in old.bands.values() for cut, _ in b} - {0.0}))
     assume((served[edges] > served[edges - 1]).all() and served[-1] < 1)
-    old = policy("", "m", "1", old.thresholds, old.calibrator, review=old.review)
-    for name in old.thresholds:
-        assert new.verdicts(name).tolist() == old.verdicts(name).tolist()
+    assert new.bands == old.bands
 
 
 def test_abstaining_between_classes():
@@ -241,3 +254,46 @@ def test_scores_of_1():
     assert np.flatnonzero(made.flags()).tolist() == [len(EDGES) - 1]
     never = policy("1-1", "m", "1", {"all": 0.9}, {"kind": "isotonic", "edges": [0.0, 0.5], "values": [0.1, 0.8]})
     assert (never.threshold, never.cut, never.flags().any()) == (1.0, 2.0, False)
+
+
+@given(policies(), st.integers(0, 2**32))
+def test_processors_round_differently(made, seed):
+    """A policy written where served scores have other last digits is read, and what it says stays to the last digit."""
+    rng = np.random.default_rng(seed)
+    exact = policy_module.served_edges
+
+    def other(calibrator):
+        served = exact(calibrator)
+        return np.maximum.accumulate(np.clip(served + rng.uniform(-1e-15, 1e-15, len(served)), 0.0, 1.0))
+
+    assume(made.calibrator["kind"] not in ("identity", "histogram", "isotonic"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_module, "served_edges", other)
+        read = from_json(made.to_json())
+        assert read == made
+        again = with_calibrator(read, "1-2", made.calibrator, {})
+    limits = np.array([*made.thresholds.values(), *(made.review or ())])
+    if ((limits > 1e-6) & (limits < 1 - 1e-6)).all():
+        assert all((again.verdicts(name) != made.verdicts(name)).sum() <= 4 for name in made.bands)
+
+
+def test_bands_that_say_something_else():
+    """Bands must begin on edges and say what the thresholds do but where a served score is a threshold to the last digits."""
+    made = policy("1-1", "m", "1", {"all": 0.3}, {"kind": "temperature", "t": 1.5})
+    body, cut = json.loads(made.to_json()), np.searchsorted(EDGES, made.cut)
+    for other, wrong in ((EDGES[cut + 1], False), (EDGES[cut - 1], True), (EDGES[cut + 2], True), (made.cut + 1e-9, True)):
+        body["bands"]["all"][1][0] = float(other)
+        if wrong:
+            with pytest.raises(ValueError, match="its bands are not those of its thresholds"):
+                from_json(json.dumps(body))
+        else:
+            assert from_json(json.dumps(body)).cut == other
+
+
+def test_abstaining_is_symmetric():
+    """A margin of .1 is not below .1 on either side of 1/2, however 2 p - 1 rounds."""
+    assert [cut for cut, _ in policy("", "m", "1", {"all": 0.5}, abstain=0.1).bands["all"]] == [
+        0.0,
+        EDGES[grid_bin(np.array([0.45]))[0] + 1],
+        0.55,
+    ]
