@@ -1,8 +1,11 @@
 """`scorewatch threshold` from outside: what it chooses on the flights of March, and that what it prints is what is served."""
 
 import json
+import re
 import socket
 from bisect import bisect_right
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +13,18 @@ from sklearn.metrics import confusion_matrix
 
 from monitor import choose, cli
 from monitor.core.events import DAY, SECOND
-from monitor.core.policy import IDENTITY, apply, policy
+from monitor.core.guards import UNDO_LIMIT, VOLUME_LIMIT
+from monitor.core.policy import IDENTITY, apply, from_json, policy
 from monitor.core.readings import known, scored
 from monitor.core.reasons import REASONS
 from monitor.core.tables import EMPTY
 from monitor.core.thresholds import Objective
 from monitor.demo import script
 from monitor.demo.flights import LIVE, MODEL, VERSION, flights
+from monitor.store.policies import checksum
 from rows import table_of
 
+PAGE = (Path(__file__).parents[1] / "docs" / "policies.md").read_text()
 DAYS = DAY // SECOND
 PLATT = {"kind": "platt", "a": -0.2, "b": 1.3}
 
@@ -312,3 +318,16 @@ def test_without_outcomes():
     assert f"Only flagged/day says something here: {REASONS['no_events']}" in list(choose.lines(found))
     with pytest.raises(ValueError, match="f1 of two days: "):
         choose.found(outcomes, Objective("f1"), IDENTITY, "", None, None)
+
+
+def test_the_page_shows_what_is_there(threshold, said, folder, old):
+    """docs/policies.md has the output of the command and a policy as it would be served."""
+    out = threshold("--cost", "4:1")[1].replace(f"{folder}/", "")
+    assert f"$ scorewatch threshold flights --cost 4:1\n{out}```\n" in PAGE
+    shown = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])
+    found = from_json(json.dumps(shown))
+    thresholds = said("--f1", "--by", "origin", "--policy", old)["thresholds"]
+    made = policy(found.id, MODEL, VERSION, thresholds, PLATT, (VOLUME_LIMIT, UNDO_LIMIT), found.provenance, (0.5, 0.6))
+    assert found.thresholds == pytest.approx(thresholds)
+    assert replace(found, thresholds=made.thresholds, checksum="") == made
+    assert (shown, checksum(found)) == (json.loads(found.to_json()), found.checksum)
