@@ -761,4 +761,4 @@ def _head(text: str) -> tuple[int, str]:
 def _item(item: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
     from monitor.core.days import iso
 
-    return {**item, **body, "at": iso(item["at"])}
+    return {**item, **body, "at": iso(item["at"]), "entry": item["seq"]}

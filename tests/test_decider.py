@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from monitor import cli
 from monitor.core import baseline as baselines
 from monitor.core.events import DAY, HOUR
 from monitor.core.policy import apply, expit, logit, with_calibrator
@@ -139,6 +140,22 @@ def test_a_proposal_changes_nothing_until_it_is_approved(world):
     )
     assert (last.kind, last.who) == ("activated", "ann")
     assert w.agent.proposals() == []
+
+
+def test_the_log_tells_all_of_it(world, capsys):
+    """`scorewatch log` has a line for each entry of an alert, a trial, a proposal, an answer and a change, with their numbers."""
+    w = world(mode="propose")
+    w.days(0, 12, offset=-1.0)
+    (waiting,) = w.agent.proposals()
+    w.agent.answer(waiting["proposal"], True, "ann", "looks right")
+    kinds = [e.kind for e in w.journal()]
+    w.loop.close()
+    assert {"alert", "decision", "proposal", "answer", "activated"} <= {*kinds}
+    assert cli.main(["log", "--config", str(w.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(kinds)
+    assert any(f"policy {waiting['policy']} waits for approval as proposal {waiting['proposal']}" in line for line in lines)
+    assert any(f"proposal {waiting['proposal']} approved by ann: looks right" in line for line in lines)
 
 
 def test_a_rejected_proposal_is_left_alone_for_a_week(world):
