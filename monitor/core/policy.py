@@ -328,11 +328,12 @@ def verdicts(made: Policy, score: Floats, combo: Coded, margin: NDArray[np.uint8
     Where the score is that of the predicted class, its `margin` (in steps of 1 / 255, else 0) is what `abstain` asks for.
     """
     out = decide(made.bands["all"], score)
-    for code, values in enumerate(combo.names):
-        name = next((f"{key}={value}" for key, value in values if f"{key}={value}" in made.bands), "all")
-        if name != "all":
-            mine = combo.codes == code
-            out[mine] = decide(made.bands[name], score[mine])
+    own = {name: i for i, name in enumerate(made.bands) if name != "all"}
+    # There may be many more combinations than slices with a threshold of their own.
+    which = np.array([next((own[s] for k, v in values if (s := f"{k}={v}") in own), -1) for values in combo.names], np.int32)
+    for name, i in own.items():
+        mine = which[combo.codes] == i
+        out[mine] = decide(made.bands[name], score[mine])
     if made.abstain is not None and margin is not None and (top := margin > 0).any():
         of = {name: bands(t, made.calibrator, made.review) for name, t in made.thresholds.items()}
         plain = verdicts(replace(made, abstain=None, bands=of), score, combo)
