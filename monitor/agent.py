@@ -739,7 +739,9 @@ class Agent:
 
     def answer(self, proposal: int, approve: bool, who: str, reason: str) -> dict[str, Any]:
         """Approve or reject a proposal and return what became of it; raise PolicyError when it is not open."""
-        at = self.now()
+        at, of = self.now(), self.decider.proposals.get(proposal)
+        if of is not None and not self._known(of.model):
+            raise PolicyError(self._unknown(of.model))
         entry, planned = self.decider.answer(proposal, approve, who, reason, at)
         said = ("answer", entry.model, entry.version, {"proposal": proposal, "approved": approve, "reason": reason})
         if planned:

@@ -385,10 +385,15 @@ class Decider:
     def _close_old(self, out: Outcome, now: int) -> None:
         """Close proposals that nobody answered in time, and those whose version has another policy by now."""
         for seq, e in self.proposals.items():
-            changed = self.served.standing(e.model, e.version).served[-1:]
-            reason = "superseded" if changed and changed[0][0] >= e.at else "expired" if now - e.at >= guards.OPEN else ""
+            old = "expired" if now - e.at >= guards.OPEN else ""
+            reason = old if self._changed_at(e) is None else "superseded"
             if reason:
                 out.entries.append(("answer", e.model, e.version, {"proposal": seq, "approved": False, "reason": reason}))
+
+    def _changed_at(self, proposal: Entry) -> int | None:
+        """Return when the policy of a proposal's version was changed since it was made, None when it was not."""
+        served = self.served.standing(proposal.model, proposal.version).served
+        return served[-1][0] if served and served[-1][0] >= proposal.at else None
 
     def open(self) -> list[dict[str, Any]]:
         """Return the proposals that wait for a person, as JSON, oldest first."""
@@ -405,6 +410,8 @@ class Decider:
         if not approve:
             return entry, []
         name, policy = (entry.model, entry.version), entry.body["policy"]
+        if (since := self._changed_at(entry)) is not None:
+            raise PolicyError(f"the policy of {name[0]} {name[1]} was changed at {iso(since)}, after this was tested")
         why = f"proposal {proposal} approved: {reason}"
         if entry.body["action"] == "rollback":
             return entry, [self.served.way_back(*name, who, why, at, policy)]

@@ -185,6 +185,21 @@ def test_a_proposal_gets_old(world):
     assert w.said("answer")[-1] == ("answer", "superseded")
 
 
+def test_a_proposal_that_can_not_be_approved(world):
+    """After another change, or without its model in the configuration, approving says why not and changes nothing."""
+    w = world(mode="propose")
+    w.days(0, 12, offset=-1.0)
+    (waiting,) = w.agent.proposals()
+    w.agent.command("activate", "m", "v1", "ann", "by hand", threshold=0.4)
+    current = w.current().id
+    with pytest.raises(PolicyError, match="was changed at"):
+        w.agent.answer(waiting["proposal"], True, "ann", "too late")
+    assert w.current().id == current
+    w.again(w.path.read_text().replace("  m:\n", "  other:\n"))
+    with pytest.raises(PolicyError, match="is not in the configuration"):
+        w.agent.answer(waiting["proposal"], True, "ann", "of a model that is gone")
+
+
 def test_off_changes_nothing_and_says_so(world):
     """With the mode off an alert is an alert."""
     w = world(mode="off")
