@@ -48,7 +48,7 @@ def test_ids_are_epoch_number(policies):
     with policies.lock():
         for i in range(11):
             policies.create("1", AT + i * 10_000, half)
-        policies.create("2", AT + 99_000, half)
+        policies.create("2", AT + 99_000, lambda ident: make(ident, "m", "2", {"all": 0.5}))
     assert policies.ids("1") == [f"1700000000-{i}" for i in range(1, 12)]
     assert policies.ids("2") == ["1700000099-1"]
     assert policies.ids("3") == []
