@@ -211,7 +211,7 @@ class Decider:
         if found[best] < limit:
             self.decided.pop(key, None)
             return
-        if self.decided.get(key) in ("outserved", "proposed", "proposal_open") and w.model.mode == "propose":
+        if w.model.mode == "propose" and (self._waits(w.name) or not self._rested(w.name, now)):
             return
         about = {"log_e": found, "limit": limit, "days": [iso(d * DAY)[:10] for d in w.closed_since(since)]}
         decision = Decision(*key, "rollback", True, "outserved", best, about)
@@ -248,7 +248,7 @@ class Decider:
             validated=w.baseline is not None and w.baseline.promises,
             waits=self._waits(w.name),
             enough=size(outcomes) >= w.model.recalibrate.rows,
-            rested=now - self.rejected.get(w.name, -guards.QUIET) >= guards.QUIET,
+            rested=self._rested(w.name, now),
             now=now,
             horizon=w.model.labels.longest,
         )
@@ -264,6 +264,10 @@ class Decider:
     def _waits(self, name: Name) -> bool:
         """Return whether a proposal for a version is open."""
         return any((e.model, e.version) == name for e in self.proposals.values())
+
+    def _rested(self, name: Name, now: int) -> bool:
+        """Return whether no person rejected a proposal for a version lately."""
+        return now - self.rejected.get(name, -guards.QUIET) >= guards.QUIET
 
     def _begin(self, key: Key, who: str, why: str, w: Watched, policy: Policy) -> Testing:
         days = {d: w.tables_of(d) for d in sorted(w.days)}

@@ -285,6 +285,10 @@ def test_undo_waits_for_a_person_where_changes_do(world):
     w.days(5, 10)
     (waiting,) = w.agent.proposals()
     assert (waiting["action"], waiting["rule"], waiting["policy"]) == ("rollback", "undo", first)
+    w.days(10, 16)
+    (again,) = w.agent.proposals()
+    assert (again["rule"], again["proposal"] > waiting["proposal"]) == ("undo", True)
+    waiting = again
     w.agent.answer(waiting["proposal"], True, "ann", "yes")
     assert w.current().id == first
     assert w.journal()[-1].kind == "rolled_back"
