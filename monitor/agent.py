@@ -711,9 +711,11 @@ class Agent:
         """
         if not self._known(name):
             raise PolicyError(self._unknown(name))
-        version, at = version or self._only_version(name), self.now()
+        policy = given.get("policy")
+        named = policy.get("version") if isinstance(policy, Mapping) else None  # a whole policy says which it is for
+        version, at = version or (named if isinstance(named, str) and named else self._only_version(name)), self.now()
         if kind == "activate":
-            planned = self.served.activation(name, version, who, reason, at, given.get("policy"), given.get("threshold"))
+            planned = self.served.activation(name, version, who, reason, at, policy, given.get("threshold"))
         else:
             planned = self.served.way_back(name, version, who, reason, at)
         return self._change([planned], who, at)
@@ -751,6 +753,8 @@ class Agent:
 
     def calibrate(self, name: str, version: str | None, who: str, reason: str) -> Testing:
         """Begin a trial of calibrators on the mature days of a version; raise PolicyError when there is nothing to try."""
+        if not self._known(name):
+            raise PolicyError(self._unknown(name))
         version = version or self._only_version(name)
         w = self.watched.get(self.store.versions.code.get((name, version), -1))
         if w is None:

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
     activate = add("activate", _change, "Make a policy current.")
     chosen = activate.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--threshold", type=float, metavar="T", help="a new policy with this threshold")
+    chosen.add_argument("--threshold", type=_share, metavar="T", help="a new policy with this threshold")
     chosen.add_argument("--policy", type=Path, metavar="FILE", help="a policy as JSON")
     rollback = add("rollback", _change, "Go back to the last policy in good standing.")
     for made, kind in ((activate, "activate"), (rollback, "rollback")):
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(kind=kind)
         made.add_argument("model", metavar="MODEL")
         made.add_argument("--version", metavar="V", help="needed when several versions are live")
-        made.add_argument("--reason", required=kind == "activate", default="by hand", metavar="TEXT")
+        made.add_argument("--reason", type=_reason, required=kind == "activate", default="by hand", metavar="TEXT")
 
     threshold = add("threshold", _threshold, "Choose a threshold, and show what others would do.")
     configured(threshold)
@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     configured(calibrate)
     calibrate.add_argument("model", metavar="MODEL")
     calibrate.add_argument("--version", metavar="V", help="needed when several versions are live")
-    calibrate.add_argument("--reason", default="by hand", metavar="TEXT")
+    calibrate.add_argument("--reason", type=_reason, default="by hand", metavar="TEXT")
     calibrate.add_argument("--json", action="store_true", help="one JSON object")
 
     approve = add("approve", _approve, "Answer a proposal, a tested change that waits for a person.")
@@ -157,11 +157,11 @@ def _parser() -> argparse.ArgumentParser:
         "proposal", type=int, metavar="PROPOSAL", help="its number, from the timeline, the page or /v1/proposals"
     )
     approve.add_argument("--reject", action="store_true", help="reject it")
-    approve.add_argument("--reason", required=True, metavar="TEXT")
+    approve.add_argument("--reason", type=_reason, required=True, metavar="TEXT")
 
     reload = add("reload", _reload, "Let the running agent go on with what its configuration file says now.")
     configured(reload)
-    reload.add_argument("--reason", default="by hand", metavar="TEXT")
+    reload.add_argument("--reason", type=_reason, default="by hand", metavar="TEXT")
 
     journal = add("log", _log, "Print the journal: alerts, decisions, policy changes.")
     configured(journal)
@@ -337,7 +337,7 @@ def _model_of(args: argparse.Namespace) -> Model:
     """Return the model as configured, with the segments and features of the command line."""
     from monitor.core.tables import FEATURES
 
-    models = load(args.config).named if args.config else {}
+    models = load(args.config, built=False).named if args.config else {}
     if args.config and args.model not in models:
         raise ConfigError(f"{args.config}: models: found no {args.model}; write it there or name one of {', '.join(models)}")
     model = models.get(args.model, Model(args.model))
@@ -411,13 +411,23 @@ def _change(args: argparse.Namespace) -> int:
     config = load(args.config)
     body: dict[str, Any] = {"version": args.version, "reason": args.reason}
     if args.kind == "activate":
-        body |= {"threshold": args.threshold} if args.policy is None else {"policy": json.loads(args.policy.read_text())}
+        body |= {"threshold": args.threshold} if args.policy is None else {"policy": json.loads(_policy(args.policy).to_json())}
     done = _ask(config, f"/v1/models/{quote(args.model, safe='')}/{args.kind}", body)
     if done is None:
         given = {k: body[k] for k in ("threshold", "policy") if k in body}
         done = _alone(config, lambda a: a.command(args.kind, args.model, args.version, getuser(), args.reason, **given))
     _say_change(done)
     return 0
+
+
+def _policy(path: Path) -> "Policy":
+    """Return the policy in a file."""
+    from monitor.core.policy import from_json
+
+    try:
+        return from_json(path.read_text("utf-8"))
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
 
 
 def _say_change(done: dict[str, Any]) -> None:
@@ -452,7 +462,7 @@ def _threshold(args: argparse.Namespace) -> int:
     from monitor.watched import read_baseline
 
     config = load(args.config)
-    model = config.models.get(args.model)
+    model = config.models.get(args.model) or config.models.get("*")
     if model is None:
         raise ConfigError(f"{args.config}: models has no {args.model!r}; it has {', '.join(config.models)}")
     if model.score == "margin":
@@ -484,23 +494,16 @@ def _threshold(args: argparse.Namespace) -> int:
         print(json.dumps(said))
         return 0
     print("\n".join(choose.lines(said)))
-    # A threshold alone would leave out those of slices, and be one of scores as the present policy serves them.
-    alone = calibrator == IDENTITY and len(said["thresholds"]) == 1
-    given = f"--policy {args.out or 'FILE'}" if args.out or not alone else f"--threshold {said['chosen']['threshold']!r}"
-    print(f'\nscorewatch activate {args.model} {given} --reason "{objective.name} of {of.source}"')
-    if not (alone or args.out):
+    # Not `--threshold`: that is of the scores which the present policy serves, and leaves out those of slices.
+    print(f'\nscorewatch activate {args.model} --policy {args.out or "FILE"} --reason "{objective.name} of {of.source}"')
+    if not args.out:
         print("FILE is what --out FILE writes.")
     return 0
 
 
 def _policy_in(path: Path, model: str, version: str) -> "Policy":
     """Return the policy in a file, which must be of a model version: a calibrator of another one says nothing of its scores."""
-    from monitor.core.policy import from_json
-
-    try:
-        made = from_json(path.read_text())
-    except ValueError as e:
-        raise ValueError(f"{path}: {e}") from None
+    made = _policy(path)
     if (made.model, made.version) != (model, version):
         raise ValueError(f"{path} is a policy of {made.model} {made.version}, the outcomes are of {model} {version}")
     return made
@@ -551,8 +554,9 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     config = load(args.config)
     body: dict[str, Any] = {"version": args.version, "reason": args.reason}
-    limit = config.models[args.model].recalibrate.limit / 1000 if args.model in config.models else 0.0
-    found = _ask(config, f"/v1/models/{args.model}/calibrate", body, 60 + limit)
+    model = config.models.get(args.model) or config.models.get("*") or Model(args.model)
+    limit = model.recalibrate.limit / 1000
+    found = _ask(config, f"/v1/models/{quote(args.model, safe='')}/calibrate", body, 60 + limit)
     if found is None:
         with _stopped(config) as agent:
             try:
@@ -749,6 +753,12 @@ def _log(args: argparse.Namespace) -> int:
                 else timeline.line(_item(item, entry.body), sys.stdout.isatty())
             )
     return 0
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("say why")
+    return text
 
 
 def _head(text: str) -> tuple[int, str]:

@@ -420,6 +420,7 @@ class _At(NamedTuple):
     base: Path
     errors: list[str]
     key: str = ""
+    built: bool = True  # whether baselines must be there
 
     def child(self, name: object) -> "_At":
         return self._replace(key=key_path(self.key, name))
@@ -590,9 +591,9 @@ def _folder(value: Any, at: _At) -> Path | None:
 
 def _baseline(value: Any, at: _At) -> Path | None:
     path = _folder(value, at)
-    if path is not None and not os.path.exists(path):
+    if path is not None and at.built and not os.path.exists(path):
         raise _Wrong(
-            "write the path of a baseline, or leave it out",
+            "write the path of a baseline, build it there, or leave it out",
             f"{_show(str(path))}, which is no file",
         )
     return path
@@ -1320,7 +1321,7 @@ def _check_classes(at: _At, model: Model, given: Mapping[str, Any]) -> None:
 
 def _check_binary(at: _At, model: Model, given: Mapping[str, Any]) -> None:
     """Note what only a model with classes may have."""
-    if model.baseline is not None and not os.path.isfile(model.baseline):
+    if model.baseline is not None and at.built and not os.path.isfile(model.baseline):
         at.child("baseline").error(f"found {_show(str(model.baseline))}, which is no file; write the path of a baseline")
     if model.thresholds:
         at.child("threshold").error(
@@ -1376,7 +1377,7 @@ def _check_parent(at: _At, model: Model, others: Collection[str]) -> None:
             at.child("classes").error(f"found {name!r}, whose target is called {target.name!r} as another model is; rename one")
         elif not NAME.fullmatch(target.name):
             at.child("classes").error(f"found {name!r}, with which {target.name!r} is too long; write a shorter name")
-        if target.baseline is not None and not os.path.isfile(target.baseline):
+        if target.baseline is not None and at.built and not os.path.isfile(target.baseline):
             at.child("baseline").error(f"found no file {_show(str(target.baseline))}; write a folder with one for each target")
 
 
@@ -1385,10 +1386,11 @@ def _watched(models: Mapping[str, Model]) -> dict[str, Model]:
     return {m.name: m for model in models.values() for m in (model.targets.values() if model.classes else (model,))}
 
 
-def load(path: Path, serving: bool = False) -> Config:
+def load(path: Path, serving: bool = False, built: bool = True) -> Config:
     """Return the configuration of a file; relative paths in it are relative to its folder.
 
-    For `serving` all of its tokens must be readable; commands may go without.
+    For `serving` all of its tokens must be readable; commands may go without. Baselines need not be `built` for whoever builds
+    them.
     """
     try:
         raw = path.read_bytes()
@@ -1398,16 +1400,16 @@ def load(path: Path, serving: bool = False) -> Config:
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: found bytes that are not UTF-8 at position {e.start}; save the file as UTF-8") from None
     digest = hashlib.sha256(raw).hexdigest()
-    config = replace(parse(text, str(path), path.absolute().parent), path=path, digest=digest)
+    config = replace(parse(text, str(path), path.absolute().parent, built), path=path, digest=digest)
     if serving and (unread := config.tokens.unread):
         readable = "let the agent's user read it"
         raise ConfigError("\n".join(f"{path}: tokens.{role}: found {what}; {readable}" for role, what in unread.items()))
     return config
 
 
-def parse(text: str, where: str, base: Path) -> Config:
+def parse(text: str, where: str, base: Path, built: bool = True) -> Config:
     """Return the configuration in a text; raise ConfigError with every error of it, one line each, `where` first."""
-    at = _At(where, base, [])
+    at = _At(where, base, [], built=built)
     tree = _tree(text, at)
     defaults = Model("")
     if isinstance(tree, dict):

@@ -224,7 +224,8 @@ def test_for_a_person(threshold, old, tmp_path):
     assert any(
         line.startswith("With the prevalence to expect, and nothing else changed, this threshold belongs at ") for line in lines
     )
-    assert lines[-1].startswith(f"scorewatch activate {MODEL} --threshold ")
+    # Never `--threshold`: the policy that serves may have a calibrator, and this is no threshold of its scores.
+    assert lines[-2].startswith(f"scorewatch activate {MODEL} --policy FILE --reason ")
     out = threshold("--f1", "--by", "origin")[1]
     assert (
         "By slice, with the threshold of all and, where it has 300 positives, with its own (▶):\norigin=EWR: 2,680 positive"

@@ -229,7 +229,7 @@ MODELS = [
     ),
     (
         "baseline: b.json",
-        ("baseline: found '/base/b.json', which is no file; write the path of a baseline, or leave it out"),
+        ("baseline: found '/base/b.json', which is no file; write the path of a baseline, build it there, or leave it out"),
     ),
     ("policies: 1", "policies: found 1; write a path"),
     ("segments: country", "segments: found 'country'; write a list such as [country, channel]"),

@@ -34,14 +34,14 @@ def draft(policies: Policies, version: str, at: int, make: Callable[[str], Polic
 def activate(policies: Policies, version: str, policy: Policy, who: str, reason: str, at: int) -> Change:
     """Write the policy if it is not written yet and return the change that makes it current."""
     with policies.lock():
-        # Looked at before it is written: a policy never changes, so a wrong one would keep its id for ever.
-        if (policy.model, policy.version) != (policies.model, version):
-            raise PolicyError(f"the policy is for {policy.model} {policy.version}, not for {policies.model} {version}")
+        policies.check(version, policy)
         if checksum(policy) != policy.checksum:
             raise PolicyError("the checksum of the policy does not hold; leave it out and it is computed")
         if policy.id not in policies.ids(version):
             policies.add(policy)
         made = policies.read(version, policy.id)
+        if made.checksum != policy.checksum:
+            raise PolicyError(f"there is another policy {made.id}, and policies never change; leave out the id for a new one")
     return _change(policies, "activated", version, Pointer(made.id, who, reason, at))
 
 

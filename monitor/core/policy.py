@@ -294,7 +294,9 @@ def from_json(text: str) -> Policy:
                 raise ValueError("its bands are not those of its thresholds; leave them out")
             # To the last digit: the checksum covers it.
             made = replace(made, thresholds={name: float(t) for name, t in rest[2].items()}, bands=written)
-    except (TypeError, KeyError, AttributeError, IndexError) as e:
+    except KeyError as e:
+        raise ValueError(f"not a policy: it has no {e}") from None
+    except (TypeError, AttributeError, IndexError) as e:
         raise ValueError(f"not a policy: {e}") from None
     except ValueError as e:
         raise ValueError(str(e) if str(e).startswith("not a policy") else f"not a policy: {e}") from None

@@ -116,7 +116,13 @@ class Policies:
         last = max(map(_numbers, self.ids(version)), default=())
         epoch, number = (last[0], last[1] + 1) if last else (at // 1000, 1)
         policy = make(f"{epoch}-{number}")
+        self.check(version, policy)
         return self.add(replace(policy, checksum=checksum(policy)))
+
+    def check(self, version: str, policy: Policy) -> None:
+        """Refuse a policy of another model or version, before it is written: its file would stay for ever."""
+        if (policy.model, policy.version) != (self.model, version):
+            raise PolicyError(f"the policy is for {policy.model} {policy.version}, not for {self.model} {version}")
 
     def add(self, policy: Policy) -> Policy:
         """Write a policy whose checksum is set. Hold the lock."""

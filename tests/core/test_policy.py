@@ -84,7 +84,7 @@ def _changed(**change):
         ("{", "Expecting"),
         ("[]", "not a policy: "),
         ("null", "not a policy: "),
-        ("{}", "not a policy: 'undo'"),
+        ("{}", "not a policy: it has no 'undo'"),
         (_changed(version="absent"), "not a policy: "),
         (_changed(more=1), "not a policy: "),
         (_changed(undo=[{"metric": "ece", "above": 1}]), "not a policy: "),
