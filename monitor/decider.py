@@ -224,7 +224,7 @@ class Decider:
         known = self._compared_at.get(w.name)
         if known is None or known[0] != state:
             tables = [w.whole_day(day, closed=True)["all"] for day in w.closed_since(since)]
-            days = [r for t in tables if not (r := readings.mature(t, w.model.labels.rules)).reason]
+            days = [r for t in tables if not (r := readings.judged(t, w.model.labels.rules)).reason]
             known = state, {p.id: _log_e(days, p, current) for p in others}
             self._compared_at[w.name] = known
         return known[1]

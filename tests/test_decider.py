@@ -262,6 +262,17 @@ def test_a_calibrator_that_loses_is_undone(world):
     assert b"scorewatch_undo_evidence{" not in w.agent.exporter.text
 
 
+def test_what_is_prevented_does_not_hinder_the_way_back(world):
+    """Where a verdict prevents the outcome the rest says how right scores are: so it brings a policy back."""
+    w = world()
+    w.again(w.path.read_text().replace("horizon: 24h", "horizon: 24h, verdicts: {flag: {horizon: never}}"))
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.serve(WRONG, 5, "wrong")
+    w.days(5, 9)
+    assert [e.who for e in w.journal("rolled_back")] == ["agent"]
+
+
 def test_a_calibrator_that_wins_stays(world):
     """Where scores are off and served right, evidence speaks for what is served."""
     w = world()

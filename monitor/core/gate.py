@@ -20,7 +20,7 @@ from monitor.core.metrics.counts import mean_of, rows, size
 from monitor.core.metrics.fit import offset
 from monitor.core.metrics.multiclass import benjamini_hochberg
 from monitor.core.policy import IDENTITY, Calibrator, apply
-from monitor.core.readings import LabelRule, Reading, mature, with_losses
+from monitor.core.readings import LabelRule, Reading, judged, mature, with_losses
 from monitor.core.reasons import REASONS
 from monitor.core.tables import GROUP_COLUMNS, GROUPS, Table, grid_bin, total
 
@@ -296,9 +296,9 @@ def trial(days: Days, rules: tuple[LabelRule, ...], current: Calibrator, kinds: 
     CHECKS.
     """
     tables = {d: t["all"] for d, t in sorted(days.items()) if "all" in t}
-    daily = {d: r for d, t in tables.items() if not (r := _judged(t, rules)).reason}
+    daily = {d: r for d, t in tables.items() if not (r := judged(t, rules)).reason}
     used = [tables[d] for d in daily or tables]
-    everything = _judged(total(used), rules)
+    everything = judged(total(used), rules)
     report = Report("", dict(current), whole(size(everything)), _positives(everything))
     effect = _no_trial(everything, len(daily)) or design_effect(everything)
     if isinstance(effect, str):
@@ -324,12 +324,6 @@ def trial(days: Days, rules: tuple[LabelRule, ...], current: Calibrator, kinds: 
     if isinstance(made, str):
         return replace(report, reason=made)
     return replace(report, calibrator=made, reason=next((c.reason for c in checks if c.reason), "accepted"))
-
-
-def _judged(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
-    """Return a mature reading. Where outcomes are prevented, those that are there are right given the score, which is enough."""
-    found = mature(table, rules)
-    return replace(found, reason="") if found.reason == "prevented" else found
 
 
 def _positives(reading: Reading) -> int:
@@ -359,7 +353,7 @@ def _described(daily: Mapping[int, Reading], block: Ints) -> tuple[Block, ...]:
 def _rests(tables: Sequence[Table], block: Ints, rules: tuple[LabelRule, ...]) -> list[Reading]:
     """Return the reading of the days outside of each block."""
     parts = [total([t for t, b in zip(tables, block.tolist(), strict=True) if b == k]) for k in range(BLOCKS)]
-    return [_judged(total(parts[:k] + parts[k + 1 :]), rules) for k in range(BLOCKS)]
+    return [judged(total(parts[:k] + parts[k + 1 :]), rules) for k in range(BLOCKS)]
 
 
 def _fits(kind: str, rests: Sequence[Reading]) -> list[Calibrator] | str:

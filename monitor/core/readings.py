@@ -153,6 +153,15 @@ def mature(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
     return reading if np.isfinite(sums).all() else with_losses(reading)
 
 
+def judged(table: Table, rules: tuple[LabelRule, ...]) -> Reading:
+    """Return a mature reading for what asks only how right scores are.
+
+    Where outcomes are prevented, those that are there are right given the score, which is enough for that.
+    """
+    found = mature(table, rules)
+    return replace(found, reason="") if found.reason == "prevented" else found
+
+
 def _kinds(records: NDArray[Any], name: str) -> Floats:
     """Return a column of rows without label, negatives and positives, shape (3, cells)."""
     return np.stack([records[name + kind] for kind in ("none", "neg", "pos")]).astype(np.float64)
