@@ -192,8 +192,8 @@ def chosen(v: Validation, slices: tuple[str, ...], objective: Objective | None, 
     With `by` the values of a segment with enough positives have a threshold of their own.
     """
     trial = _calibrated(v.of("calibration"), slices)
-    accepted = trial["reason"] == "accepted"
-    return _selected(v.of("selection"), slices, objective, by, trial["calibrator"] if accepted else IDENTITY, trial)
+    calibrator = trial["calibrator"] if trial["reason"] == "accepted" else IDENTITY
+    return _selected(v, v.role == ROLES.index("selection"), slices, objective, by, calibrator, trial)
 
 
 def _calibrated(v: Validation, slices: tuple[str, ...]) -> dict[str, Any]:
@@ -210,27 +210,35 @@ def _calibrated(v: Validation, slices: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _selected(
-    v: Validation,
+    every: Validation,
+    use: Bools,
     slices: tuple[str, ...],
     objective: Objective | None,
     by: str,
     calibrator: Calibrator,
     trial: Mapping[str, Any],
 ) -> Chosen:
-    """Return the policy with the threshold that an objective chooses on rows."""
+    """Return the policy with the threshold that an objective chooses on the rows to `use`."""
+    v = every.some(use)
     reason = "margin_scores" if v.margins else "no_objective" if objective is None else "" if len(v.rows) else "no_events"
     if objective is None or reason or (objective.name == "capacity" and not v.timed):
         return Chosen(None, trial, {"reason": reason or "no_times", **v.counts})
     days, accepted = v.by_day(slices), trial["reason"] == "accepted"
     whole = {name: total([t[name] for t in days.values() if name in t]) for name in slices}
     readings = {name: mature(table, RULES) for name, table in whole.items()}
-    found = choose(objective, readings["all"], calibrator, accepted, scored(whole["all"]), max(len(days), 1))
+    found = choose(objective, readings["all"], calibrator, accepted, scored(whole["all"]), _days(every, use))
     if isinstance(found, str):
         return Chosen(None, trial, {"reason": found, **v.counts})
     own = by_slice(objective, readings, by, found, calibrator, accepted)
     made = policy("", v.model, v.version, thresholds(found, own), calibrator)
     by_name = {name: {"kept": asdict(kept), "own": asdict(its)} for name, (kept, its) in own.items()}
     return Chosen(made, trial, {"objective": asdict(objective), **asdict(found), **v.counts, "slices": by_name})
+
+
+def _days(v: Validation, use: Bools) -> float:
+    """Return for how many days of traffic some rows stand: of each day the share of its rows that they are."""
+    _, day, count = np.unique(v.rows["ts"] // DAY, return_inverse=True, return_counts=True)
+    return float((np.bincount(day[use], minlength=len(count)) / count).sum())
 
 
 def measured(v: Validation, made: Policy | None, edges: Ints) -> Result:
@@ -298,9 +306,9 @@ def cross_fitted(
     verdict = np.full(len(v.rows), NONE, np.uint8)
     for k in range(FOLDS):
         mine = fold == k
-        made = _selected(v.some(~mine), slices, objective, by, IDENTITY, trial).policy
+        made = _selected(v, ~mine, slices, objective, by, IDENTITY, trial).policy
         verdict[mine] = _verdicts(v.some(mine), made)
-    return _selected(v, slices, objective, by, IDENTITY, trial), _tested(v, verdict, IDENTITY, edges)
+    return _selected(v, np.ones(len(v.role), bool), slices, objective, by, IDENTITY, trial), _tested(v, verdict, IDENTITY, edges)
 
 
 def _held_out(v: Validation, fold: Ints, kind: str) -> dict[str, Any]:

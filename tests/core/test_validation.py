@@ -211,6 +211,23 @@ def test_few_positives_are_cross_fitted():
     assert result.counts["tp"] == tp
 
 
+def test_a_capacity_is_that_of_all_rows_of_a_day():
+    """Chosen on a part of each day, it is kept by the whole days: the part stands for as much of a day as it is."""
+    v = world()
+    slices, edges = frozen(v)
+    parts = replace(v, role=split(SHARES, v.key, None))
+    cut = chosen(parts, slices, Objective("capacity", 20.0)).policy.cut
+    assert (v.rows["score"] >= cut).sum() / 30 == pytest.approx(20, rel=0.15)
+    days = v.of("selection").rows
+    cut = chosen(v, slices, Objective("capacity", 20.0)).policy.cut
+    most = 20 * len(np.unique(days["ts"] // DAY))
+    assert (days["score"] >= cut).sum() <= most < (days["score"] >= cut - 0.02).sum()
+    few = v.some(np.arange(len(v.role)) % 4 == 0)
+    result = cross_fitted(few, slices, Objective("capacity", 5.0), "", edges)[1]
+    labelled = (few.labels["outcome"] >= 0).mean()
+    assert (result.counts["tp"] + result.counts["fp"]) / labelled / 30 == pytest.approx(5, rel=0.15)
+
+
 def test_rows_of_one_entity_widen_the_interval_of_a_diagnosis():
     """Rows that come ten times under one key say no more than rows that come once: the interval is about as wide."""
     once = world(800, temperature=1.6)
