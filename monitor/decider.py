@@ -461,8 +461,7 @@ def _next(old: Policy, ident: str, calibrator: Calibrator, chosen: Mapping[str, 
 def _preview(made: Policy, mature: Mapping[str, Reading], model: Model) -> dict[str, Any]:
     """Return as JSON what a policy would have done on mature days; with a configured cost or utility also what a row is worth."""
     found: dict[str, Any] = {
-        name: {"reason": m} if isinstance(m, str) else {"value": m.value, "low": m.low, "high": m.high, "n": m.n}
-        for name, m in under(made, mature).items()
+        name: {"reason": m} if isinstance(m, str) else m._asdict() for name, m in under(made, mature).items()
     }
     if model.objective is not None and any(model.objective.utility) and not mature["all"].reason:
         choice = Choice(made.threshold, *counted(made, mature))

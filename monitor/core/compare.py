@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from monitor.core.days import Key
 from monitor.core.events import FLAGGED, NONE, Bools, Floats, Ints
-from monitor.core.intervals import Measured, normal, wilson
+from monitor.core.intervals import Measured, Spread, normal, share, wilson
 from monitor.core.metrics import Estimate, measure
 from monitor.core.metrics.counts import classes, mean_of, rows, size
 from monitor.core.policy import Calibrator, Policy, apply
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS, grid_bin, log_losses
+from monitor.core.tables import BINS, GROUPS, grid_bin, log_losses
 
 _SCORED, _OUTCOMES = ("flagged_share", "mean_score"), ("prevalence", "bias", "recall", "precision", "roc_auc")
 PAIRED = ("flagged_share", "mean_score", "bias", "recall", "precision", "roc_auc")
@@ -42,28 +42,43 @@ def counted(policy: Policy, by_slice: Mapping[str, Reading]) -> tuple[float, flo
 
     Outcomes are taken to be what they were: a decision that changes them is not known to counts.
     """
-    counts = _decided(policy.flags(), by_slice["all"])
-    for name in policy.bands.keys() & by_slice.keys() - {"all"}:
-        counts += _decided(policy.flags(name), by_slice[name]) - _decided(policy.flags(), by_slice[name])
-    (fp, tp), (neg, pos) = counts.tolist()
+    (fp, tp), (neg, pos) = _decided(policy, by_slice)[:, :2].tolist()
     return tp, fp, pos - tp, neg - fp
 
 
-def _decided(flags: Bools, reading: Reading) -> Floats:
-    """Return negatives and positives of the flagged rows and of all, shape (2, 2)."""
-    rows, mine = np.stack((reading.neg, reading.pos)), flags[reading.bin]
-    return np.stack((rows[:, mine].sum(axis=1), rows.sum(axis=1)))
+def _decided(policy: Policy, by_slice: Mapping[str, Reading]) -> Floats:
+    """Return of the rows that a policy flags and of all rows the negatives, the positives and the variances of both, (2, 4)."""
+    found = _sums(policy.flags(), by_slice["all"])
+    for name in policy.bands.keys() & by_slice.keys() - {"all"}:
+        found += _sums(policy.flags(name), by_slice[name]) - _sums(policy.flags(), by_slice[name])
+    return found
+
+
+def _sums(flags: Bools, reading: Reading) -> Floats:
+    outcomes = np.stack((reading.neg, reading.pos))
+    rows = np.concatenate((outcomes, outcomes if reading.spread is None else reading.spread[:2]))
+    return np.stack((rows[:, flags[reading.bin]].sum(axis=1), rows.sum(axis=1)))
 
 
 def under(policy: Policy, by_slice: Mapping[str, Reading]) -> dict[str, Measured | str]:
-    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with intervals."""
-    tp, fp, fn, tn = counted(policy, by_slice)
+    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with intervals.
 
-    def share(k: float, of: float, undefined: str) -> Measured | str:
-        return by_slice["all"].reason or (Measured(k / of, *wilson(k, of), round(of)) if of else undefined)
+    Where rows share clusters there is no interval: the sums by cluster know only what was decided then.
+    """
+    every = by_slice["all"]
+    (fp, tp, fp2, tp2), (neg, pos, neg2, pos2) = _decided(policy, by_slice).tolist()
+    unknown = np.full(GROUPS, np.nan)
 
-    shares = (tp + fp, tp + fp + fn + tn, "no_events"), (tp, tp + fn, "no_positives"), (tp, tp + fp, "no_flagged")
-    return {name: share(*x) for name, x in zip(("flagged_share", "recall", "precision"), shares, strict=True)}
+    def of(k: float, n: float, spread: Spread, undefined: str) -> Measured | str:
+        if every.reason or not n:
+            return every.reason or undefined
+        return share(k, n, spread, None if every.groups is None else (unknown, unknown))
+
+    return {
+        "flagged_share": of(tp + fp, neg + pos, (tp2 + fp2, neg2 + pos2 - tp2 - fp2, 0.0), "no_events"),
+        "recall": of(tp, pos, (tp2, pos2 - tp2, 0.0), "no_positives"),
+        "precision": of(tp, tp + fp, (tp2, fp2, 0.0), "no_flagged"),
+    }
 
 
 def policy_volume(by_slice: Mapping[str, Reading], current: Policy, previous: Policy) -> Measured | str:

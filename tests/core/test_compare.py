@@ -10,6 +10,7 @@ from monitor.core.compare import (
     PAIRED,
     Pairs,
     Side,
+    counted,
     difference,
     differences,
     flagged_by,
@@ -17,12 +18,13 @@ from monitor.core.compare import (
     paired,
     paired_losses,
     policy_volume,
+    under,
     undo_step,
 )
 from monitor.core.days import Key
 from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.guards import UNDO_LIMIT
-from monitor.core.intervals import Measured
+from monitor.core.intervals import Measured, wilson
 from monitor.core.metrics import measure
 from monitor.core.policy import IDENTITY, apply, policy
 from monitor.core.readings import LabelRule, mature, scored
@@ -70,6 +72,36 @@ def test_by_slice(table):
     scores, own = np.array([0.25, 0.3, 0.5, 0.6]), np.array([True, False, True, False])
     by_slice = {"all": scored(table(scores)), "c=a": scored(table(scores[own])), "c=b": scored(table(scores[~own]))}
     assert [flagged_by(policy_at(0.5, a=t), by_slice) for t in (0.25, 0.5, 0.75)] == [3, 2, 1]
+
+
+def test_what_a_policy_would_have_done(table):
+    """Its shares are those of the rows it flags, by slice; of weighted rows they have the intervals of the few that were seen."""
+    rng = np.random.default_rng(2)
+    score, own = EDGES[rng.integers(800, 1_500, 4_000)], rng.random(4_000) < 0.5
+    y, made = rng.random(4_000) < score, policy_at(0.5, a=0.25)
+    flag = np.where(own, score >= 0.25, score >= 0.5)
+    parts = {"all": np.full(4_000, True), "c=a": own}
+    by_slice = {name: mature(table(score[s], y[s].astype(np.int8)), RULES) for name, s in parts.items()}
+    assert counted(made, by_slice) == ((flag & y).sum(), (flag & ~y).sum(), (~flag & y).sum(), (~flag & ~y).sum())
+    found = under(made, by_slice)
+    assert found["flagged_share"] == Measured(flag.mean(), *wilson(float(flag.sum()), 4_000.0), 4_000)
+    for name, of in (("recall", recall_score), ("precision", precision_score)):
+        assert found[name].value == pytest.approx(of(y, flag))
+    prob = np.full(4_000, 0.1)
+    few = np.where(rng.random(4_000) < prob, y, -1).astype(np.int8)
+    weighted = {name: mature(table(score[s], few[s], label_prob=prob[s]), RULES) for name, s in parts.items()}
+    for name, sure in under(made, weighted).items():
+        assert 2.5 < (sure.high - sure.low) / (found[name].high - found[name].low) < 4
+        assert sure.low < found[name].value < sure.high
+    shared = {
+        name: mature(table(score[s], y[s].astype(np.int8), cluster=np.arange(s.sum()) % 50 + 1), RULES)
+        for name, s in parts.items()
+    }
+    assert {(m.value, m.low, m.interval_reason) for m in under(made, shared).values()} == {
+        (m.value, None, "clustered") for m in found.values()
+    }
+    nobody = {"all": mature(EMPTY, RULES)}
+    assert set(under(made, nobody).values()) == {"no_mature_days"}
 
 
 def expit(z):
