@@ -7,7 +7,7 @@ from typing import Any
 from monitor.core import readings
 from monitor.core.baseline import Baseline
 from monitor.core.policy import IDENTITY, Calibrator, policy
-from monitor.core.readings import Reading
+from monitor.core.readings import LabelRule, Reading
 from monitor.core.reasons import REASONS
 from monitor.core.tables import Table, total
 from monitor.core.thresholds import Choice, Objective, by_slice, candidates, choose, flagged, precisions, shifted, thresholds
@@ -29,11 +29,11 @@ class Outcomes:
     scores: Mapping[str, Reading]
 
 
-def of_baseline(baseline: Baseline, source: str) -> Outcomes:
-    """Return the validation outcomes of a baseline."""
+def of_baseline(baseline: Baseline, source: str, rules: tuple[LabelRule, ...]) -> Outcomes:
+    """Return the outcomes of a baseline; `rules` say of one that was observed what no label means."""
     tables = {name: baseline.table(name) for name in baseline.slices}
     days = len(baseline.days.get("all", {})) if baseline.timed else 0
-    return _outcomes(baseline.model, baseline.version, source, days, tables, None)
+    return _outcomes(baseline.model, baseline.version, source, days, tables, None if baseline.promises else rules)
 
 
 def of_days(model: str, version: str, days: Days, last: int) -> Outcomes:
@@ -41,11 +41,13 @@ def of_days(model: str, version: str, days: Days, last: int) -> Outcomes:
     kept = sorted(days.tables)[-last:]
     names = dict.fromkeys(name for day in kept for name in days.tables[day])
     tables = {name: total([days.tables[d][name] for d in kept if name in days.tables[d]]) for name in names}
-    return _outcomes(model, version, f"the last {len(kept)} mature days", len(kept), tables, days)
+    return _outcomes(model, version, f"the last {len(kept)} mature days", len(kept), tables, days.rules)
 
 
-def _outcomes(model: str, version: str, source: str, days: int, tables: Mapping[str, Table], of: Days | None) -> Outcomes:
-    read = {name: readings.known(t) if of is None else readings.mature(t, of.rules) for name, t in tables.items()}
+def _outcomes(
+    model: str, version: str, source: str, days: int, tables: Mapping[str, Table], rules: tuple[LabelRule, ...] | None
+) -> Outcomes:
+    read = {name: readings.known(t) if rules is None else readings.mature(t, rules) for name, t in tables.items()}
     return Outcomes(model, version, source, days, read, {name: readings.scored(t) for name, t in tables.items()})
 
 

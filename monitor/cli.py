@@ -478,7 +478,7 @@ def _threshold(args: argparse.Namespace) -> int:
             version, days = data.days_of(lines, args.model, args.version)
         of = choose.of_days(args.model, version, days, args.days)
     elif path is not None:
-        of = choose.of_baseline(read_baseline(path), str(path))
+        of = choose.of_baseline(read_baseline(path), str(path), model.labels.rules)
     else:
         raise ConfigError(f"{args.config}: models.{args.model}.baseline: found nothing; write a baseline, or give --live")
     if (of.model, of.version) != (args.model, args.version or of.version):

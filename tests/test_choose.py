@@ -12,12 +12,13 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from monitor import choose, cli
-from monitor.core.events import DAY, SECOND
+from monitor.core import baseline as baselines
+from monitor.core.events import DAY, SECOND, VERDICTS
 from monitor.core.guards import UNDO_LIMIT, VOLUME_LIMIT
 from monitor.core.policy import IDENTITY, apply, from_json, policy
-from monitor.core.readings import known, scored
+from monitor.core.readings import LabelRule, known, scored
 from monitor.core.reasons import REASONS
-from monitor.core.tables import EMPTY
+from monitor.core.tables import EMPTY, LABEL, ROW
 from monitor.core.thresholds import Objective
 from monitor.demo import script
 from monitor.demo.flights import LIVE, MODEL, VERSION, flights
@@ -319,6 +320,16 @@ def test_without_outcomes():
     assert f"Only flagged/day says something here: {REASONS['no_events']}" in list(choose.lines(found))
     with pytest.raises(ValueError, match="f1 of two days: "):
         choose.found(outcomes, Objective("f1"), IDENTITY, "", None, None)
+
+
+@pytest.mark.parametrize(("kind", "negatives"), [("observed", 30), ("validation", 10)])
+def test_what_no_label_means(kind, negatives):
+    """In observed days no label means what the configuration says; a validation says itself what its rows are."""
+    rows, labels = np.zeros(40, ROW), np.zeros(40, LABEL)
+    rows["score"], labels["outcome"] = np.repeat((0.8, 0.2), (10, 30)), np.repeat((1, 0, -1), (10, 10, 20))
+    made = baselines.build("m", "1", (), rows, labels, [()], {"kind": kind})
+    found = choose.of_baseline(made, "b.json", (LabelRule("negative"),) * len(VERDICTS))
+    assert (found.outcomes["all"].pos.sum(), found.outcomes["all"].neg.sum()) == (10, negatives)
 
 
 def test_the_page_shows_what_is_there(threshold, said, folder, old):
