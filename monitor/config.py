@@ -248,6 +248,11 @@ class Tokens:
         """Return the token that commands send, None where there is none."""
         return next((token for _, token in self.of(role) or ()), None)
 
+    @property
+    def shared(self) -> bool:
+        """Return whether a token that lets in events also decides."""
+        return not {token for _, token in self.ingest or ()}.isdisjoint(token for _, token in self.decide or ())
+
 
 @dataclass(frozen=True, slots=True)
 class Config:

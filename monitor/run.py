@@ -554,6 +554,8 @@ class Running:
             log.warning(
                 "tokens.%s: every user can read %s; chmod o-r it (Kubernetes: defaultMode 0440 of the secret)", role, path
             )
+        if config.tokens.shared:
+            log.warning("tokens.decide: has a token of tokens.ingest; give it others, or whoever sends events also decides")
         self._say_configured(True)
 
     def _say_configured(self, well: bool) -> None:

@@ -319,3 +319,14 @@ def test_tokens_that_everybody_can_read_are_warned_of(tmp_path, port):
     a.start()
     until(lambda: f"tokens.decide: every user can read {path}; chmod o-r it" in a.log.read_text())
     assert a.stop() == 0
+
+
+def test_a_token_of_both_roles_is_warned_of(tmp_path, port):
+    """Whoever sends events with it also decides: the agent's log says so."""
+    a = secured(tmp_path / "both", port)
+    assert a.stop() == 0
+    assert "also decides" not in a.log.read_text()
+    (a.folder / "ingest").write_text(f"feeder: {ANN}")
+    a.start()
+    until(lambda: "tokens.decide: has a token of tokens.ingest" in a.log.read_text())
+    assert a.stop() == 0
