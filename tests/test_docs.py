@@ -7,6 +7,7 @@ from pathlib import Path
 from monitor import cli
 from monitor.core.reasons import REASONS
 from monitor.core.rules import SHIPPED
+from monitor.server import api_app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,15 @@ def test_commands_and_rules_are_in_readme():
     line = next(line for line in README.splitlines() if line.startswith("Commands: "))
     assert set(re.findall(r"`(\w+)`", line)) == commands
     assert all(f"**{name}**" in README for name in SHIPPED)
+
+
+def test_routes_are_in_readme():
+    """README has every route of the api, by its last word where the table goes on from the one before."""
+    paths = [
+        re.sub(r":int}", "}", route.path).replace("{model}", "{m}").replace("{version}", "{v}") for route in api_app(None).routes
+    ]
+    named = set(re.findall(r"`(/[^`?]*)`", README))
+    assert [p for p in paths if p not in named and f"/{p.rpartition('/')[2]}" not in named] == []
 
 
 def test_reasons_are_used():
