@@ -10,7 +10,7 @@ import pytest
 from monitor.actions import webhook
 from monitor.actions.command import Command
 from monitor.actions.webhook import SecretError, Webhook, secret, signature
-from receivers import OTHER, SECRET, receiving, verify
+from receivers import OTHER, SECRET, receiving, until, verify
 
 BODY = json.dumps({"type": "policy.activated", "data": {"model": "zürich"}}, ensure_ascii=False)
 
@@ -171,13 +171,13 @@ def test_a_command_that_floods_is_neither_blocked_nor_kept():
 
 def test_a_command_may_leave_something_running(tmp_path):
     """A program that ends while what it started holds its output has ended; what it left is not killed."""
-    mark = tmp_path / "late"
-    child = f"import time, pathlib; time.sleep(.6); pathlib.Path({str(mark)!r}).touch()"
-    begun = time.monotonic()
+    go, mark = tmp_path / "go", tmp_path / "late"
+    wait = f"go = pathlib.Path({str(go)!r})\nwhile not go.exists(): time.sleep(.02)"
+    child = f"import time, pathlib\n{wait}\npathlib.Path({str(mark)!r}).touch()"
     assert python(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])").run({}, BODY)[0] == "delivered"
-    assert time.monotonic() - begun < 0.6
-    time.sleep(1)
-    assert mark.exists()
+    assert not mark.exists()
+    go.touch()
+    until(mark.exists)
 
 
 def test_a_command_ends_when_the_agent_stops_and_sees_no_tokens(monkeypatch):
