@@ -17,7 +17,6 @@ from monitor.core.guards import Decision
 from monitor.core.metrics.counts import size
 from monitor.core.policy import Calibrator, Policy, policy, with_calibrator
 from monitor.core.readings import Reading
-from monitor.core.reasons import DECIDED
 from monitor.core.rules import ACTIONS, Alert, Rule
 from monitor.core.tables import total
 from monitor.core.thresholds import Choice, by_slice, choose, thresholds
@@ -99,7 +98,8 @@ class Decider:
             self.proposals[entry.seq] = entry
         elif entry.kind == "answer":
             self.proposals.pop(entry.body["proposal"], None)
-            if not entry.body["approved"] and entry.body["reason"] not in DECIDED:
+            # What the agent closes nobody rejected; a person may give any text as the reason, also one of its codes.
+            if not entry.body["approved"] and entry.who != "agent":
                 self.rejected[entry.model, entry.version] = entry.at
 
     def shown(self, name: Name) -> dict[str, Any]:

@@ -158,12 +158,13 @@ def test_the_log_tells_all_of_it(world, capsys):
     assert any(f"proposal {waiting['proposal']} approved by ann: looks right" in line for line in lines)
 
 
-def test_a_rejected_proposal_is_left_alone_for_a_week(world):
+@pytest.mark.parametrize("reason", ["not now", "superseded"])
+def test_a_rejected_proposal_is_left_alone_for_a_week(world, reason):
     """After a person said no, nothing is proposed for seven days, and the reason is in the journal."""
     w = world(mode="propose")
     w.days(0, 12, offset=-1.0)
     (waiting,) = w.agent.proposals()
-    w.agent.answer(waiting["proposal"], False, "ann", "not now")
+    w.agent.answer(waiting["proposal"], False, "ann", reason)
     w.days(12, 17, offset=-1.0)
     assert w.agent.proposals() == []
     assert w.said("decision")[-1] == ("decision", "rejected")
