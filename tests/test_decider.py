@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from monitor import cli
+from monitor.actions.recalibrate import Trial
+from monitor.config import Labels
 from monitor.core import baseline as baselines
 from monitor.core.events import DAY, HOUR
-from monitor.core.policy import apply, expit, logit, with_calibrator
+from monitor.core.policy import IDENTITY, apply, expit, logit, with_calibrator
 from monitor.core.reasons import REASONS
-from monitor.core.tables import LABEL, ROW
+from monitor.core.tables import LABEL, ROW, tables
 from monitor.store.policies import PolicyError, checksum
 from monitor.watched import baseline_checksum
 from test_agent import CONFIG, DAY0, Program
@@ -238,6 +240,27 @@ def test_a_trial_that_cannot_begin(world, monkeypatch):
     assert w.said("decision", "activated") == [("decision", "few_outcomes_yet"), ("decision", "trial_failed")]
     with pytest.raises(PolicyError, match="the trial cannot begin"):
         w.agent.calibrate("m", "v1", "ann", "by hand")
+
+
+def test_trials_do_not_read_each_other(tmp_path):
+    """Of two trials in one folder, as two people's for two models, each says what was found for its own days."""
+
+    def trial(offset):
+        days = {}
+        for day in range(6):
+            rows, labels = np.zeros(500, ROW), np.zeros(500, LABEL)
+            rows["ts"] = day * DAY
+            rows["score"], labels["outcome"] = draw(np.random.default_rng(day), 500, offset)
+            days[day] = {"all": tables(rows, labels, np.zeros((1, 1), np.int32), 1)[0]}
+        return Trial(tmp_path, days, Labels().rules, IDENTITY, 60_000)
+
+    first = trial(-1.0)
+    first._process.wait()
+    second = trial(1.0)
+    second._process.wait()
+    found = [t.outcome(wait=True)["calibrator"] for t in (first, second)]
+    middle = [apply(calibrator, np.array([0.5])).item() for calibrator in found]
+    assert np.abs(np.array(middle) - expit(np.array([-1.0, 1.0]))).max() < 0.07
 
 
 WRONG = {"kind": "offset", "a": 1.0}

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import msgspec
 
@@ -28,7 +30,8 @@ Days = Mapping[int, Mapping[str, Table]]
 class Trial:
     """A running trial of mature `days` (tables of the model's scores by slice) against the `current` calibrator.
 
-    What it is asked and says is in `folder`. It ends by itself after `limit` ms.
+    What it is asked and says is in `folder`, in files without a name: no other trial, not even one that was begun before the
+    agent was killed, can write there. It ends by itself after `limit` ms.
     """
 
     def __init__(self, folder: Path, days: Days, rules: tuple[LabelRule, ...], current: Calibrator, limit: int) -> None:
@@ -39,20 +42,20 @@ class Trial:
             "limit": limit / 1000,
         }
         make_folder(folder)
-        self._folder, self._until = folder, time.monotonic() + limit / 1000
-        (folder / "asked").write_bytes(msgspec.msgpack.encode(asked))
+        self._until = time.monotonic() + limit / 1000
+        # A session of its own: Ctrl-C at the agent's terminal is for the agent, which ends the trial.
+        # One thread: small products gain nothing by more, and the model server needs the cores.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", "from monitor.actions.recalibrate import main; main()"]
-        with (
-            (folder / "asked").open("rb") as given,
-            (folder / "said").open("wb") as said,
-            (folder / "errors").open("wb") as errors,
-        ):
-            # A session of its own: Ctrl-C at the agent's terminal is for the agent, which ends the trial.
-            # One thread: small products gain nothing by more, and the model server needs the cores.
-            environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with ExitStack() as files:
+            given, self._said, self._errors = (files.enter_context(TemporaryFile(dir=folder)) for _ in range(3))
+            given.write(msgspec.msgpack.encode(asked))
+            given.seek(0)
             self._process = subprocess.Popen(
-                command, stdin=given, stdout=said, stderr=errors, env=environment, start_new_session=True
+                command, stdin=given, stdout=self._said, stderr=self._errors, env=environment, start_new_session=True
             )
+            given.close()
+            self._files = files.pop_all()
 
     def outcome(self, wait: bool) -> dict[str, Any] | None:
         """Return the report as JSON, `{"reason": timeout or trial_failed}` where there is none, or None while it runs."""
@@ -61,20 +64,23 @@ class Trial:
             code = self._process.wait(max(left, 0.0)) if wait else self._process.poll()
         except subprocess.TimeoutExpired:
             code = None
-        if code is None and (wait or left <= 0):
-            self._process.kill()
-            code = self._process.wait()
-            return {"reason": "timeout"}
-        if code is None:
+        if code is None and not wait and left > 0:
             return None
-        if code == -signal.SIGALRM:
+        with self._files:
+            if code is None:
+                self._kill()
+            return self._report(code)
+
+    def _report(self, code: int | None) -> dict[str, Any]:
+        """Return the report of the process that ended with a code, None when its time was over."""
+        if code in (None, -signal.SIGALRM):
             return {"reason": "timeout"}
         if code:
-            errors = (self._folder / "errors").read_text(errors="replace")[-2_000:].strip()
+            errors = _written(self._errors).decode(errors="replace")[-2_000:].strip()
             log.error("the trial of a recalibration ended with exit code %d: %s", code, errors)
             return {"reason": "trial_failed"}
         try:
-            found: dict[str, Any] = json.loads((self._folder / "said").read_bytes())
+            found: dict[str, Any] = json.loads(_written(self._said))
         except (OSError, ValueError) as e:
             log.error("what the trial of a recalibration said cannot be read: %s", e)
             return {"reason": "trial_failed"}
@@ -82,9 +88,19 @@ class Trial:
 
     def end(self) -> None:
         """Stop it, whatever it was about to say."""
+        with self._files:
+            self._kill()
+
+    def _kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _written(file: IO[bytes]) -> bytes:
+    """Return all that the process has written."""
+    file.seek(0)
+    return file.read()
 
 
 def main() -> None:
