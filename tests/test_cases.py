@@ -12,6 +12,7 @@ from monitor.core import baseline as baselines
 from monitor.core.intervals import delong
 from monitor.core.policy import apply, policy
 from monitor.core.tables import BINS, EDGES, LABEL, ROW, grid_bin
+from test_http import command
 
 DAY = 86_400_000
 NOON = 1_740_916_800_000 + DAY // 2
@@ -275,6 +276,52 @@ def test_d11_no_gauge_of_a_vanished_version_stays(case):
     assert [v["version"] for v in case.agent.ask("/v1/state")[1]["versions"]] == ["b"]
 
 
+def asked(case, *args):
+    """Return the output of a command that finds the agent by its configuration."""
+    there = case.agent.folder / "there.yaml"
+    there.write_text(CONFIG.replace("api: 127.0.0.1:0", f"api: {case.agent.api.removeprefix('http://')}"))
+    code, out, err = command(there, *args)
+    assert (code, err) == (0, "")
+    return out
+
+
+def calibrated(case):
+    """Return what `scorewatch calibrate` says on five days, and which policy is served and what the journal has after it."""
+    case.mature(day=4)
+    found = json.loads(asked(case, "calibrate", "m", "--json"))
+    return found, case.agent.ask("/v1/models/m/policy")[:2], case.agent.ask("/v1/models/m/decisions")[1]
+
+
+def test_d14_a_fit_that_changes_nothing_is_no_calibration(case):
+    """D14: scores that are right are tried and left alone, with the reason in the journal, and the policy is the one before."""
+    rng = np.random.default_rng(14)
+    served = policy("1-000001", "m", "v1", {"all": 0.5})
+    case.agent.now(NOON // DAY * DAY)
+    body = {"version": "v1", "who": "ann", "reason": "first", "policy": json.loads(served.to_json())}
+    assert case.agent.ask("/v1/models/m/activate", body)[0] == 200
+    for day in range(5):
+        p = rng.beta(1.2, 2.5, 600)
+        case.scored(rng.random(600) < p, p, day)
+    before = case.agent.ask("/v1/models/m/policy")[:2]
+    assert (before[0], before[1]["id"]) == (200, served.id)
+    found, after, journal = calibrated(case)
+    assert (found["reason"], found["policy"], found["proposal"]) == ("no_improvement", None, None)
+    assert [t["reason"] for t in found["report"]["candidates"] if t["kind"] in ("temperature", "offset", "platt")] == [""] * 3
+    assert after == before
+    assert [e["kind"] for e in journal] == ["decision", "activated"]
+    assert (journal[0]["reason"], journal[0]["allowed"]) == ("no_improvement", False)
+
+
+def test_d15_no_trial_of_certain_scores(case):
+    """D15: a trial of scores that are all 1 is refused as degenerate, and no logit of 1 is divided by anything."""
+    for day in range(5):
+        case.scored([1] * 140 + [0] * 60, [1.0] * 200, day)
+    found, after, journal = calibrated(case)
+    assert (found["reason"], found["policy"], after[0]) == ("degenerate", None, 404)
+    assert (journal[0]["kind"], journal[0]["rule"], journal[0]["reason"]) == ("decision", "by hand", "degenerate")
+    assert "activated" not in {e["kind"] for e in journal}
+
+
 def test_d15_a_model_that_only_says_one_is_degenerate(case):
     """D15: p = 1 with 70 % positives has ECE 0.3, and the logarithm is refused with the reason degenerate."""
     case.scored([1] * 700 + [0] * 300, [1.0] * 1000)
@@ -332,16 +379,42 @@ def test_curves_are_those_of_the_outcomes(case):
     assert case.agent.ask("/v1/models/m/curves")[0] == 404
 
 
+TINY_SCORES = [0.0, 5e-324, 1e-300, 1e-300 * (1 + 2e-16), 1 - 1.1e-16, 1.0]
+
+
 def test_d03_scores_at_the_ends_of_what_a_float_can_hold(case):
-    """D03, without a recalibration: scores that differ by less than a float can say leave every number finite and in range."""
-    tiny = [0.0, 5e-324, 1e-300, 1e-300 * (1 + 2e-16), 1 - 1.1e-16, 1.0]
-    p = np.array(tiny * 100)
+    """D03: scores that differ by less than a float can say leave every number finite and in range."""
+    p = np.array(TINY_SCORES * 100)
     case.scored(np.arange(len(p)) % 3 == 0, p)
     found = case.mature()
     ours = {k: v for k, v in found.items() if k.startswith("scorewatch_")}
     assert all(np.isfinite(v) for v in ours.values())
     assert 0 <= gauge(found, "ece_width10") <= 1
     assert 0 <= gauge(found, "roc_auc") <= 1
+
+
+def test_d03_a_calibrator_of_such_scores_is_finite_and_rises(case):
+    """D03: an isotonic calibrator that wins a trial on them serves finite scores in [0, 1] that rise; a worse one is refused."""
+    rng = np.random.default_rng(3)
+    for day in range(5):
+        p = np.concatenate((np.repeat(TINY_SCORES, 40), rng.random(1_200)))
+        case.scored(rng.random(len(p)) < np.select([p < 0.25, p < 0.65], [0.05, 0.5], 0.95), p, day)
+    found, _, _ = calibrated(case)
+    assert (found["reason"], found["report"]["calibrator"]["kind"]) == ("proposed", "isotonic")
+    asked(case, "approve", str(found["proposal"]), "--reason", "it won")
+    body = case.agent.ask("/v1/models/m/policy")[1]
+    served = apply(body["calibrator"], np.sort(np.append(np.linspace(0, 1, 10_001), TINY_SCORES)))
+    assert np.isfinite(served).all()
+    assert (served.min() >= 0, served.max() <= 1, (np.diff(served) >= 0).all()) == (True, True, True)
+    values = body["calibrator"]["values"]
+    for wrong, code in ((float("inf"), 400), (float("nan"), 400), (0.0, 409)):
+        worse = {**body["calibrator"], "values": [*values[:-1], wrong]}
+        given = {**body, "id": "", "checksum": "", "bands": None, "calibrator": worse}
+        status, said, _ = case.agent.ask(
+            "/v1/models/m/activate", {"version": "v1", "who": "ann", "reason": "worse", "policy": given}
+        )
+        assert status == code, said
+    assert case.agent.ask("/v1/models/m/policy")[1] == body
 
 
 WATCHED = """\
