@@ -450,9 +450,10 @@ def _approve(args: argparse.Namespace) -> int:
 
 def _reload(args: argparse.Namespace) -> int:
     config = load(args.config)
-    if _ask(config, "/-/reload", {"reason": args.reason}) is None:
+    done = _ask(config, "/-/reload", {"reason": args.reason})
+    if done is None:
         raise ValueError(f"no agent listens on {config.api}; its start will read {args.config}")
-    print(f"the agent goes on with {args.config}")
+    print(f"the agent goes on with {done['path']}")
     return 0
 
 

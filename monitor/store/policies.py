@@ -16,6 +16,8 @@ from monitor.store.files import make_folder, safe_name, write_whole
 
 _PATIENCE = 10
 """Seconds to wait for another writer; the agent stores nothing while it waits."""
+_ID = 128
+"""So many characters `policy` of an event has room for: what a model server follows it has to name."""
 
 
 class PolicyError(Exception):
@@ -129,6 +131,8 @@ class Policies:
         path = self.of(policy.version) / f"{safe_name(policy.id)}.json"
         if policy.id in ("", "current"):
             raise PolicyError(f"{path}: the id of a policy must not be {policy.id!r}")
+        if len(policy.id) > _ID:
+            raise PolicyError(f"the id of the policy has {len(policy.id)} characters; predictions can name at most {_ID}")
         if path.exists():
             raise PolicyError(f"{path}: exists; policies never change")
         self._write(path, policy.to_json())

@@ -73,6 +73,13 @@ def test_forbidden_ids(policies, ident):
     assert policies.current("1") is None
 
 
+def test_an_id_that_predictions_cannot_name(policies):
+    """An id is no longer than what events have room for: whoever followed the policy would have every prediction rejected."""
+    assert policies.add(made("i" * 128)).id == "i" * 128
+    with pytest.raises(PolicyError, match="has 129 characters; predictions can name at most 128"):
+        policies.add(made("i" * 129))
+
+
 def test_policies_never_change(policies):
     """A second policy of the same id is refused; a file that was edited is refused because of its checksum."""
     policies.add(made("1-1"))
