@@ -303,6 +303,8 @@ def _build(args: argparse.Namespace) -> int:
     for built in made:
         found = promise.as_dict(built.baseline) | {"file": str(built.path)}
         print(json.dumps(found) if args.json else "\n".join((*promise.lines(found), f"  written to {built.path}")))
+    if args.policy and not any(built.policy for built in made):
+        print(f"no policy could be chosen, so {args.policy} is not written", file=sys.stderr)
     return 0
 
 
@@ -311,6 +313,12 @@ def _build_from_files(args: argparse.Namespace) -> "list[Built]":
 
     if args.model is None or args.version is None:
         raise ConfigError("scorewatch baseline build: name the model and its version with --model and --version")
+    kept = [*args.files, *([args.config] if args.config else [])]
+    for option, out, others in (("--out", args.out, kept), ("--policy", args.policy, [*kept, args.out])):
+        if out is not None and out.resolve() in (path.resolve() for path in others):
+            raise ConfigError(
+                f"scorewatch baseline build: {option}: found {out}, which would be written over; write another file"
+            )
     model = _model_of(args)
     shares = args.split or validation.SHARES
     order = validation.Order(

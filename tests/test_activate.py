@@ -90,3 +90,33 @@ def test_models_that_are_not_configured(folder, run):
     assert run("activate", "m", "--policy", str(folder / "p.json"), "--reason", "x")[0] == 0
     refused = (1, "", "scorewatch: model 'a b/c' is not in the configuration; it has m\n")
     assert run("calibrate", "a b/c") == run("activate", "a b/c", "--threshold", ".5", "--reason", "x") == refused
+
+
+@pytest.mark.parametrize(
+    ("option", "args"),
+    [
+        ("--out", ["--out", "rows.csv"]),
+        ("--out", ["--out", "m.yaml"]),
+        ("--policy", ["--out", "new.json", "--policy", "./rows.csv"]),
+        ("--policy", ["--out", "new.json", "--policy", "new.json"]),
+    ],
+)
+def test_a_build_writes_over_nothing_it_reads(folder, run, monkeypatch, option, args):
+    """Rows and configuration stay, and a policy does not take the place of the baseline that it was chosen with."""
+    monkeypatch.chdir(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    code, out, err = run("baseline", "build", "rows.csv", "--model", "m", "--version", "v1", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"scorewatch baseline build: {option}: found ")
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_policy_that_is_not_written_is_said(folder, run):
+    """Whoever asks for a policy where none can be chosen is told, and the baseline is there."""
+    rows = (folder / "rows.csv").read_text().splitlines()
+    (folder / "some.csv").write_text("\n".join([rows[0] + ",role", *(f"{row},test" for row in rows[1:])]))
+    names = [str(folder / name) for name in ("some.csv", "new.json", "none.json")]
+    code, _, err = run("baseline", "build", names[0], "--model", "m", "--version", "v1", "--out", names[1], "--policy", names[2])
+    assert (code, err) == (0, f"no policy could be chosen, so {names[2]} is not written\n")
+    assert (folder / "new.json").exists()
+    assert not (folder / "none.json").exists()
