@@ -422,8 +422,8 @@ class Agent:
         alerts, ended = self._look(active, now)
         self._explain(active, alerts, now)
         matured = {code for code, day in closing if (code, day) not in self.store.closed}
-        out = self.decider.step(alerts, self.diagnoses, active, now, matured, isinstance(self.clock, EventClock))
-        entries = self._record(now, closing, alerts, ended, out, changes)
+        out = self.decider.step(alerts, self.diagnoses, active, now, changes, matured, isinstance(self.clock, EventClock))
+        entries = self._record(now, closing, alerts, ended, out)
         self._note_timeline(now, closing, entries)
         for w in self.watched.values():
             w.prune(now)
@@ -669,13 +669,12 @@ class Agent:
         alerts: Iterable[Alert],
         ended: Iterable[Alert],
         out: Outcome,
-        changes: Sequence[Planned],
     ) -> list[Entry]:
         """Commit the tick, then let current.json follow the journal."""
         said = [(a, self.diagnoses.get(a.key)) for a in (*ended, *alerts) if a.since == now]
         entries = [("alert", a.model, a.version, _alert_body(a, d)) for a, d in said]
         entries += [("decision", d.model, d.version, _decision_body(d)) for d in out.decisions]
-        entries += [*out.entries, *((c.kind, name, c.version, c.body) for name, c in (*changes, *out.changes))]
+        entries += [*out.entries, *((c.kind, name, c.version, c.body) for name, c in out.changes)]
         seen = json.dumps({str(w.code): w.seen for w in self.watched.values()}, sort_keys=True)
         # Of versions that are not watched now it stays what it was: their days stay, too.
         counted_by = json.loads(self.store.meta.get("counted_by", "{}")) | {

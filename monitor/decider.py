@@ -25,6 +25,8 @@ from monitor.watched import Watched
 
 log = logging.getLogger("scorewatch")
 
+CLOSED = ("expired", "superseded")
+"""Why the agent itself closes a proposal."""
 BY_HAND = "by hand"
 """Stands for the rule where a person asks for a trial."""
 
@@ -50,7 +52,9 @@ class Testing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a tick decided: decisions, changes of which policy is served, other journal entries (kind, model, version, body)."""
+    """What a tick decided: decisions, changes of which policy is served (first those that others made), other journal entries
+    (kind, model, version, body).
+    """
 
     decisions: list[Decision] = field(default_factory=list)
     changes: list[Planned] = field(default_factory=list)
@@ -98,8 +102,8 @@ class Decider:
             self.proposals[entry.seq] = entry
         elif entry.kind == "answer":
             self.proposals.pop(entry.body["proposal"], None)
-            # What the agent closes nobody rejected; a person may give any text as the reason, also one of its codes.
-            if not entry.body["approved"] and entry.who != "agent":
+            # A person may write one of these words, and may be called agent.
+            if not entry.body["approved"] and (entry.who, entry.body["reason"]) not in {("agent", why) for why in CLOSED}:
                 self.rejected[entry.model, entry.version] = entry.at
 
     def shown(self, name: Name) -> dict[str, Any]:
@@ -123,15 +127,16 @@ class Decider:
         diagnoses: Mapping[Key, Diagnosis],
         active: Sequence[Watched],
         now: int,
+        found: Iterable[Planned],
         matured: Collection[int],
         wait: bool,
     ) -> Outcome:
         """Decide about every alert that fires, about the policies that serve, and about the trial that ended.
 
-        Days of the versions in `matured` (codes) have matured with this tick. With `wait` each trial is waited for, so that
-        what happens does not hang on how fast a machine is.
+        What others were `found` to have changed is left as it is by this tick. Days of the versions in `matured` (codes) have
+        matured with it. With `wait` each trial is waited for, so that what happens does not hang on how fast a machine is.
         """
-        out, spoken = Outcome(), {w.name: w for w in active}
+        out, spoken = Outcome(changes=list(found)), {w.name: w for w in active}
         firing = [a for a in alerts if a.state == "firing"]
         for key in (
             self.decided.keys() - {a.key for a in firing} - {(*w.name, name) for w in active for name in (guards.UNDO, BY_HAND)}
@@ -198,6 +203,8 @@ class Decider:
         self.evidence.pop(w.name, None)
         limit = next((x.high for x in current.undo if x.metric == guards.UNDO), None) if current is not None else None
         if current is None or not current.calibrates or limit is None or guards.may_act(w.model.mode, w.role):
+            return
+        if _changes(w.name, out):
             return
         earlier = [p for ident in standing.earlier if (p := self.served.policy(*w.name, ident)) is not None]
         others = earlier[:1] + [p for p in earlier if not p.calibrates][:1]
@@ -390,14 +397,17 @@ class Decider:
         """Close proposals that nobody answered in time, and those whose version has another policy by now."""
         for seq, e in self.proposals.items():
             old = "expired" if now - e.at >= guards.OPEN else ""
-            reason = old if self._changed_at(e) is None else "superseded"
+            reason = old if self._changed_since(e) is None else "superseded"
             if reason:
                 out.entries.append(("answer", e.model, e.version, {"proposal": seq, "approved": False, "reason": reason}))
 
-    def _changed_at(self, proposal: Entry) -> int | None:
-        """Return when the policy of a proposal's version was changed since it was made, None when it was not."""
-        served = self.served.standing(proposal.model, proposal.version).served
-        return served[-1][0] if served and served[-1][0] >= proposal.at else None
+    def _changed_since(self, proposal: Entry) -> Entry | None:
+        """Return the entry by which the policy of a proposal's version was changed after it was made, None when it was not.
+
+        The journal's order says so, not its times: those of one moment are equal, and a clock can be set back.
+        """
+        last = self.served.last(proposal.model, proposal.version)
+        return last if last is not None and last.seq > proposal.seq else None
 
     def open(self) -> list[dict[str, Any]]:
         """Return the proposals that wait for a person, as JSON, oldest first."""
@@ -414,8 +424,8 @@ class Decider:
         if not approve:
             return entry, []
         name, policy = (entry.model, entry.version), entry.body["policy"]
-        if (since := self._changed_at(entry)) is not None:
-            raise PolicyError(f"the policy of {name[0]} {name[1]} was changed at {iso(since)}, after this was tested")
+        if (since := self._changed_since(entry)) is not None:
+            raise PolicyError(f"the policy of {name[0]} {name[1]} was changed at {iso(since.at)}, after this was tested")
         why = f"proposal {proposal} approved: {reason}"
         if entry.body["action"] == "rollback":
             return entry, [self.served.way_back(*name, who, why, at, policy)]

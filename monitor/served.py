@@ -70,6 +70,10 @@ class Served:
         """Return the standing of a version's policies."""
         return self.standings.get((name, version), Standing())
 
+    def last(self, name: str, version: str) -> Entry | None:
+        """Return the journal's last entry that changed which policy a version is served."""
+        return self._last.get((name, version))
+
     def policy(self, name: str, version: str, ident: str | None) -> Policy | None:
         """Return a policy from memory or its file, None when it cannot be used; policies never change, so one look is enough."""
         if ident is None:

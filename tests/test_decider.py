@@ -15,7 +15,7 @@ from monitor.core.events import DAY, HOUR
 from monitor.core.policy import IDENTITY, apply, expit, logit, with_calibrator
 from monitor.core.reasons import REASONS
 from monitor.core.tables import LABEL, ROW, tables
-from monitor.store.policies import PolicyError, checksum
+from monitor.store.policies import Pointer, PolicyError, checksum
 from monitor.watched import baseline_checksum
 from test_agent import CONFIG, DAY0, Program
 from test_http import command, now, until
@@ -160,9 +160,9 @@ def test_the_log_tells_all_of_it(world, capsys):
     assert any(f"proposal {waiting['proposal']} approved by ann: looks right" in line for line in lines)
 
 
-@pytest.mark.parametrize("reason", ["not now", "superseded"])
+@pytest.mark.parametrize("reason", ["not now", "rejected", "expired"])
 def test_a_rejected_proposal_is_left_alone_for_a_week(world, reason):
-    """After a person said no, nothing is proposed for seven days, and the reason is in the journal."""
+    """After a person said no, in whatever words, nothing is proposed for seven days, and the reason is in the journal."""
     w = world(mode="propose")
     w.days(0, 12, offset=-1.0)
     (waiting,) = w.agent.proposals()
@@ -310,6 +310,25 @@ def test_a_calibrator_that_wins_stays(world):
     assert w.agent.decider.evidence["m", "v1"][first] < 1
 
 
+def test_what_a_person_changed_with_the_agent_stopped_comes_first(world):
+    """A way back by hand that the agent finds at its start is not made again, nor is the policy it leads to called bad for it."""
+    w = world()
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    first = w.current().id
+    w.serve(WRONG, 5, "wrong")
+    w.days(5, 6)
+    w.now(6.99)
+    assert w.agent.decider.evidence["m", "v1"] == {first: 0.0}
+    w.loop.close()
+    w.agent.served.folder("m").point("v1", Pointer(first, "ann", "wrong scores", w.agent.now()))
+    w.open()
+    w.now(7)  # with this tick the evidence against the wrong one is there
+    w.days(7, 8)
+    assert [(e.kind, e.body["who"]) for e in w.journal("rolled_back")] == [("rolled_back", "ann")]
+    assert (w.current().id, first in w.agent.served.standing("m", "v1").bad) == (first, False)
+
+
 def test_undo_waits_for_a_person_where_changes_do(world):
     """With the mode propose a policy that loses is proposed to be taken back, once, and approving it does that."""
     w = world(mode="propose")
@@ -386,6 +405,16 @@ def test_rollback_gives_the_same_verdicts_whatever_the_newest_policy_is(world):
     assert before == verdicts(6) != changed
 
 
+IDENTICAL = {
+    "model": "m",
+    "version": "v1",
+    "thresholds": {"all": 0.5},
+    "calibrator": IDENTITY,
+    "undo": [],
+    "provenance": {"who": "ann"},
+}
+
+
 def test_a_trial_by_hand_waits_as_a_proposal(world):
     """What a person asks for is tried whatever the mode and whether an alert fires; winning it is a proposal, losing it is
     told.
@@ -401,6 +430,10 @@ def test_a_trial_by_hand_waits_as_a_proposal(world):
     again = w.agent.calibrated(w.agent.calibrate("m", "v1", "ann", "again"), wait=True)
     assert (again["reason"], again["proposal"]) == ("no_improvement", None)
     assert [(e.who, e.body["reason"]) for e in w.journal("decision")] == [("ann", "proposed"), ("ann", "no_improvement")]
+    assert w.said("answer") == [("answer", "so it does")]
+    w.agent.command("activate", "m", "v1", "ann", "as scored", policy=IDENTICAL)
+    last = w.agent.calibrated(w.agent.calibrate("m", "v1", "ann", "at the same moment"), wait=True)
+    assert w.agent.answer(last["proposal"], True, "bob", "yes")["policy"] == w.current().id == last["policy"]
     with pytest.raises(PolicyError, match="no version v7"):
         w.agent.calibrate("m", "v7", "ann", "")
 
