@@ -154,7 +154,10 @@ class Decider:
         self._conclude(out, now, wait)
         for alert in firing:
             w = spoken[alert.key[:2]]
-            if _rule(w, alert).action == "recalibrate" and (alert.since == now or w.code in matured or alert.key in self.late):
+            # A trial that ended with the agent has led to nothing: it is begun again.
+            lost = alert.key not in self.decided and self.testing is None
+            tried_now = alert.since == now or w.code in matured or alert.key in self.late or lost
+            if _rule(w, alert).action == "recalibrate" and tried_now:
                 self._recalibrate(w, alert, diagnoses[alert.key].code, out, now)
                 if wait:
                     self._conclude(out, now, wait)
@@ -244,7 +247,7 @@ class Decider:
             self.late.add(alert.key)
             return
         self.late.discard(alert.key)
-        policy = self.served.deciding(*w.name)
+        policy = self._tried_against(w)
         standing = self.served.standing(*w.name)
         outcomes = readings.mature(total([t["all"] for t in w.days.values()]), w.model.labels.rules)
         no = guards.may_go_forward(
@@ -268,6 +271,11 @@ class Decider:
             log.error("recalibrate of %s %s: %s", *w.name, e)
             self._say(Decision(*alert.key, "recalibrate", False, "trial_failed"), out)
 
+    def _tried_against(self, w: Watched) -> Policy | None:
+        """Return the policy that decides now, None where nobody knows: the one that is served cannot be read."""
+        lost = self.served.current(*w.name) is None and self.served.standing(*w.name).current is not None
+        return None if lost else self.served.deciding(*w.name)
+
     def _waits(self, name: Name) -> bool:
         """Return whether a proposal for a version is open."""
         return any((e.model, e.version) == name for e in self.proposals.values())
@@ -287,9 +295,9 @@ class Decider:
 
     def ask(self, w: Watched, who: str, why: str) -> Testing:
         """Begin a trial that a person asks for; raise PolicyError when there is nothing to try."""
-        policy = self.served.deciding(*w.name)
+        policy = self._tried_against(w)
         if policy is None:
-            raise PolicyError(f"{w.model.name} {w.version} has no policy and no threshold; activate one first")
+            raise PolicyError(f"{w.model.name} {w.version} has no policy that can be read, or no threshold; activate one first")
         if not w.days:
             raise PolicyError(f"{w.model.name} {w.version} has no mature day yet")
         return self._begin((*w.name, BY_HAND), who, why, w, policy)
@@ -314,7 +322,7 @@ class Decider:
         """Decide about the report of a trial."""
         w = t.watched
         decision = Decision(*t.key, "recalibrate", False, report["reason"], None, {"report": report})
-        current = self.served.deciding(*w.name)
+        current = self._tried_against(w)
         if current is None or current.id != t.policy.id or _changes(w.name, out):
             self._say(replace(decision, reason="overtaken"), out)
             return

@@ -15,6 +15,7 @@ from monitor.core.events import DAY, HOUR
 from monitor.core.policy import IDENTITY, apply, expit, logit, with_calibrator
 from monitor.core.reasons import REASONS
 from monitor.core.tables import LABEL, ROW, tables
+from monitor.decider import Decider
 from monitor.store.policies import Pointer, PolicyError, checksum
 from monitor.watched import baseline_checksum
 from test_agent import CONFIG, DAY0, Program
@@ -261,6 +262,42 @@ def test_trials_do_not_read_each_other(tmp_path):
     found = [t.outcome(wait=True)["calibrator"] for t in (first, second)]
     middle = [apply(calibrator, np.array([0.5])).item() for calibrator in found]
     assert np.abs(np.array(middle) - expit(np.array([-1.0, 1.0]))).max() < 0.07
+
+
+def test_nothing_is_tried_against_a_policy_that_cannot_be_read(world):
+    """Where nobody knows what is served, there is no trial against the configured threshold instead."""
+    w = world()
+    w.days(0, 2)
+    ident = w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)["policy"]
+    (w.agent.served.folder("m").of("v1") / f"{ident}.json").write_text("{")
+    w.again()
+    w.days(2, 12, offset=-1.0)
+    assert w.said("decision")[-1] == ("decision", "no_policy")
+    assert len(w.journal("activated")) == 1
+    with pytest.raises(PolicyError, match="no policy that can be read"):
+        w.agent.calibrate("m", "v1", "ann", "by hand")
+
+
+def test_a_trial_that_ended_with_the_agent_is_begun_again(world):
+    """An alert whose trial was lost with a restart gets another one at once, not after the next mature day, and only one."""
+    w = world(more="recalibrate: {rows: 500}")
+    step = Decider.step
+    w.days(0, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        # As by the machine's clock: a trial is not waited for.
+        patch.setattr(Decider, "step", lambda self, *args: step(self, *args[:-1], False))
+        day = 6
+        while w.agent.decider.testing is None:
+            w.days(day, day + 1, offset=-1.0)
+            day += 1
+        w.again()
+        assert (w.agent.decider.testing, w.said("decision")) == (None, [])
+        w.now(day + 0.05)
+        w.agent.decider.testing.trial._process.wait()
+        w.now(day + 0.1)
+        said = w.said("decision")
+        w.now(day + 0.9)
+        assert (w.agent.decider.testing, len(said), w.said("decision")) == (None, 1, said)
 
 
 WRONG = {"kind": "offset", "a": 1.0}

@@ -103,7 +103,7 @@ DECIDED = {
     "sent": "It is handed on to the configured action.",
     "expired": "Nobody answered within seven days, and what it was tested on is too old by now.",
     "superseded": "The policy was changed in the meantime.",
-    "no_policy": "No policy is being served.",
+    "no_policy": "No policy is being served, or the one that is cannot be read.",
     "no_good_standing": "No earlier policy is in good standing.",
     "already_rolled_back": "This activation was rolled back once already.",
     "shadow": "The version is not live; a shadow never acts.",
