@@ -251,11 +251,12 @@ def by_slice(
     """Return for each slice of the segment `by` with rows what the threshold of all does there, and what its own would do.
 
     A slice with fewer than POSITIVES positives, or none to choose, keeps the threshold of all. So do all slices for a capacity,
-    which they share. The values in `other` are not known to the model server, so it has none.
+    which they share. The values in `other` are not known to the model server, so it has none, nor has the empty value, which a
+    policy cannot name.
     """
     out = {}
     for name, reading in readings.items():
-        if not by or not name.startswith(f"{by}=") or name == f"{by}={OTHER}" or not len(reading.n):
+        if not by or not name.startswith(f"{by}=") or name in (f"{by}=", f"{by}={OTHER}") or not len(reading.n):
             continue
         kept = _at_least(_table(reading, calibrator), whole.threshold)
         enough = float(reading.pos.sum()) * _counts(reading)[0] >= POSITIVES and objective.name != "capacity"

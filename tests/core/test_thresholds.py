@@ -160,7 +160,7 @@ def test_slices(table):
     rng = np.random.default_rng(5)
     large, small = (known(table(*world(rng, n, 0.4))) for n in (2_000, 500))
     whole = choose(Objective("f1"), known(table(*world(rng, 4_000))))
-    found = by_slice(Objective("f1"), {"c=a": large, "c=b": small, "c=other": large, "d=a": large}, "c", whole)
+    found = by_slice(Objective("f1"), {"c=a": large, "c=b": small, "c=other": large, "c=": large, "d=a": large}, "c", whole)
     assert found.keys() == {"c=a", "c=b"}
     kept, own = found["c=a"]
     assert kept.threshold == whole.threshold != own.threshold
