@@ -198,9 +198,10 @@ class Decider:
         return replace(decision, allowed=False, reason="failed")
 
     def _undo(self, w: Watched, out: Outcome, now: int) -> None:
-        """Compare a policy that calibrates with the one before it and with the last that left scores as they are.
+        """Compare a policy that calibrates with the last that served other scores and with the last that left them as they are.
 
-        On each mature day that was not mature yet when it came: e <- max(e, 1) LR, and at e >= 20 the best of them comes back.
+        On each mature day that was not mature yet when its calibrator came: e <- max(e, 1) LR, and at e >= 20 the best of them
+        comes back.
         """
         standing, current = self.served.standing(*w.name), self.served.current(*w.name)
         self.evidence.pop(w.name, None)
@@ -210,11 +211,12 @@ class Decider:
         if _changes(w.name, out):
             return
         earlier = [p for ident in standing.earlier if (p := self.served.policy(*w.name, ident)) is not None]
-        others = earlier[:1] + [p for p in earlier if not p.calibrates][:1]
-        others = [p for p in others if p.calibrator != current.calibrator]
-        if not others:
+        others = [p for p in earlier if p.calibrator != current.calibrator]
+        others = others[:1] + [p for p in others if not p.calibrates][:1]
+        came = self.served.calibrated_at(*w.name)
+        if not others or came is None:
             return
-        since = w.newest_mature(standing.served[-1][0]) + 1
+        since = w.newest_mature(came) + 1
         self.evidence[w.name] = found = self._compared(w, current, others, since)
         best = max(found, key=lambda ident: found[ident])
         key = *w.name, guards.UNDO

@@ -323,6 +323,21 @@ def test_a_calibrator_that_loses_is_undone(world):
     assert b"scorewatch_undo_evidence{" not in w.agent.exporter.text
 
 
+def test_another_threshold_hides_no_calibrator_that_loses(world):
+    """A threshold that changes meanwhile leaves the evidence of the days before, and the policy that served other scores."""
+    w = world(rules=f"{RULES}, calibration: off")
+    w.days(0, 5, offset=-1.0)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.serve({"kind": "offset", "a": -1.0}, 5, "right")
+    w.serve({"kind": "offset", "a": -0.6}, 5, "wrong")
+    w.days(5, 8, offset=-1.0, n=100)
+    w.agent.command("activate", "m", "v1", "ann", "lower", threshold=0.45)
+    w.days(8, 9, offset=-1.0, n=100)
+    assert [e.body["policy"] for e in w.journal("rolled_back")] == ["right"]
+    decision = next(e for e in w.journal("decision") if e.body["rule"] == "undo")
+    assert decision.body["days"][0] == "2013-10-26"
+
+
 def test_what_is_prevented_does_not_hinder_the_way_back(world):
     """Where a verdict prevents the outcome the rest says how right scores are: so it brings a policy back."""
     w = world()
