@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from monitor.core.events import OTHER, Bools, Floats, Ints
-from monitor.core.intervals import clopper_pearson, effective
+from monitor.core.intervals import clopper_pearson, cluster_variance, effective, no_interval
 from monitor.core.policy import IDENTITY, Calibrator, expit, logit, served_edges
 from monitor.core.readings import Reading
-from monitor.core.tables import BINS
+from monitor.core.tables import BINS, GROUP_COLUMNS
 
 POSITIVES = 300
 """With fewer positives a bound on recall is honest but wide, and a slice has no threshold of its own."""
@@ -20,6 +20,7 @@ PREVALENCES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 """Candidates are shown that flag about so many times what the chosen one does."""
 _LEVEL = 0.95
+_SCORE = GROUP_COLUMNS.index("score")
 
 OBJECTIVES = ("cost", "utility", "capacity", "min_recall", "precision_floor", "fpr_cap", "f1", "youden", "fixed")
 
@@ -140,12 +141,36 @@ def _most(value: Floats, allowed: Bools | None = None) -> int | None:
 
 
 def _counts(reading: Reading) -> tuple[float, float]:
-    """Return as how many rows the positives and the negatives count, over what they add up to: 1 unless they are weighted."""
-    if reading.spread is None:
-        return 1.0, 1.0
-    sums, squares = (float(reading.pos.sum()), float(reading.neg.sum())), (reading.spread[1].sum(), reading.spread[0].sum())
-    pos, neg = (float(effective(n, s)) / n if n else 1.0 for n, s in zip(sums, squares, strict=True))
+    """Return as how many rows the positives and the negatives count, over what they add up to: 1 of rows that stand for
+    themselves alone, less where they are weighted or share clusters.
+    """
+    spread = (None, None) if reading.spread is None else (reading.spread[1], reading.spread[0])
+    pos, neg = (
+        _count(n, square, reading.score, None if reading.groups is None else reading.groups[:, k])
+        for k, n, square in zip((1, 0), (reading.pos, reading.neg), spread, strict=True)
+    )
     return pos, neg
+
+
+def _count(n: Floats, square: Floats | None, score: Floats, groups: Floats | None) -> float:
+    """Return as how many rows those of a class count, over what they add up to.
+
+    How much the rows of a cluster agree about what is flagged is taken to be how much they agree in score; where that cannot be
+    seen they are taken to agree completely, so that clusters count and not rows. Beside weights nothing is known of clusters.
+    """
+    rows = float(n.sum())
+    if not rows:
+        return 1.0
+    if square is not None:
+        return float(effective(rows, float(square.sum()))) / rows
+    if groups is None or np.isnan(groups[:, :_SCORE]).any():
+        return 1.0
+    mean = float(n @ score) / rows
+    iid = float(n @ (score - mean) ** 2) / (rows * rows)
+    variance, clusters = cluster_variance(mean, (groups[:, _SCORE], groups[:, :_SCORE].sum(axis=1)), rows, iid)
+    if no_interval(variance, clusters):
+        return clusters / rows
+    return min(1.0, iid / variance) if variance > 0 else 1.0
 
 
 def bayes(utility: tuple[float, float, float, float]) -> float | None:

@@ -122,6 +122,24 @@ def test_a_recall_is_kept(table, positives):
     assert cautious / 400 < {100: 0.96, 300: 0.94, 1_000: 0.92}[positives]
 
 
+def test_a_recall_is_kept_for_clusters(table):
+    """Ten rows of an entity that agree say less than ten entities: the recall is still kept, and 20 entities choose nothing."""
+    missed = {True: 0, False: 0}
+    entity = np.repeat(np.arange(200), 10)
+    y = (entity < 100).astype(np.int8)
+    for seed in range(60):
+        rng = np.random.default_rng([11, seed])
+        x = 2 * y + np.sqrt(0.5) * (rng.normal(size=200)[entity] + rng.normal(size=2_000))
+        for known_to_be in missed:
+            shared = {"cluster": rng.permutation(10**6)[entity] + 1} if known_to_be else {}
+            found = choose(Objective("min_recall", 0.9), known(table(expit(x), y, **shared)))
+            missed[known_to_be] += ndtr(2 - np.log(found.threshold / (1 - found.threshold))) < 0.9
+    assert missed[True] <= 4 < missed[False]
+    few = known(table(expit(x), y, cluster=entity // 10 + 1))
+    assert choose(Objective("min_recall", 0.9), few) == "no_choice"
+    assert choose(Objective("f1"), few).reason == "wide_bound"
+
+
 def test_a_precision_and_a_false_positive_rate_are_kept(table):
     """Among the thresholds that keep it the one with most hits is taken, the highest of several."""
     scores, y = world(np.random.default_rng(3), 4_000)
