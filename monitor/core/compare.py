@@ -11,7 +11,7 @@ from monitor.core.days import Key
 from monitor.core.events import FLAGGED, NONE, Bools, Floats, Ints
 from monitor.core.intervals import Measured, Spread, normal, share, wilson
 from monitor.core.metrics import Estimate, measure
-from monitor.core.metrics.counts import classes, mean_of, rows, size
+from monitor.core.metrics.counts import classes, rows, size
 from monitor.core.policy import Calibrator, Policy, apply
 from monitor.core.readings import Reading
 from monitor.core.tables import BINS, GROUPS, grid_bin, log_losses
@@ -270,29 +270,10 @@ def _paired_auc(score: Floats, positive: Bools) -> Measured | str:
     return Measured(value, *normal(value, float(above.var(ddof=1) / p + below.var(ddof=1) / n)), p + n)
 
 
-class Paired(NamedTuple):
-    """What one calibrator loses to another on the same rows, a loss less the other per row, and the variance of that mean."""
-
-    log_loss: float
-    log_loss_variance: float
-    brier: float
-    brier_variance: float
-
-
 def losses(score: Floats) -> Floats:
     """Return the logarithmic and the Brier loss of a negative and of a positive with each score, shape (2, 2, len(score))."""
     yes = np.ones(len(score), bool)
     return np.array(((log_losses(score, ~yes), log_losses(score, yes)), (score**2, (1.0 - score) ** 2)))
-
-
-def paired_losses(reading: Reading, a: Calibrator, b: Calibrator) -> Paired:
-    """Return the mean difference of the losses of two calibrators, a less b, on a mature reading of the model's scores.
-
-    (1/n) sum_i (loss(a(s_i), y_i) - loss(b(s_i), y_i)); what the rows share cancels, so its variance is that of differences
-    within rows. Scores of a cell are taken as their mean.
-    """
-    gap = losses(apply(a, reading.score)) - losses(apply(b, reading.score))
-    return Paired(*mean_of(reading, gap[0]), *mean_of(reading, gap[1]))
 
 
 def log_ratio(reading: Reading, of: Calibrator, against: Calibrator) -> float:
