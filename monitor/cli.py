@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     configured(reload)
     reload.add_argument("--reason", type=_reason, default="by hand", metavar="TEXT")
 
-    journal = add("log", _log, "Print the journal: alerts, decisions, policy changes.")
+    journal = add("log", _log, "Print the journal of a stopped agent: alerts, decisions, policy changes.")
     configured(journal)
     journal.add_argument("--json", action="store_true", help="one JSON object a line")
     journal.add_argument("--verify", action="store_true", help="check that no entry was changed or taken out")

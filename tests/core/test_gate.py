@@ -371,6 +371,8 @@ def test_lines():
     assert [(c[0], c[1]) for c in checks] == [("fails" if c.reason else "holds", c.name) for c in refused.checks]
     assert any("slices of c=b" in line for line in said)
     assert json.loads(said[-1].partition(": ")[2]) == dict(refused.calibrator)
+    (confident,) = (line for line in said if "high_confidence_error_share" in line)
+    assert confident.endswith(f" ({refused.checks[-1].limit:.5f} claimed)")
     few = lines(trial(stream(np.random.default_rng(0), 60, WORLDS["offset"]), UNKNOWN, IDENTITY).to_dict())
     assert len(few) == 2 + len(CANDIDATES)
     assert all(line.endswith(REASONS["low_n"]) for line in few[2:])
