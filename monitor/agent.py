@@ -877,7 +877,7 @@ class Agent:
         return {"model": name, "version": version, "window": window, "n": tables[0].n, "labelled": tables[0].labelled, **said}
 
     def _known(self, name: str) -> bool:
-        return name in self.config.models or "*" in self.config.models
+        return name in self.config.models or ("*" in self.config.models and name not in self.config.parents)
 
     def _unknown(self, name: str) -> str:
         return f"model {name!r} is not in the configuration; it has {', '.join(self.config.models)}"

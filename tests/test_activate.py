@@ -120,3 +120,12 @@ def test_a_policy_that_is_not_written_is_said(folder, run):
     assert (code, err) == (0, f"no policy could be chosen, so {names[2]} is not written\n")
     assert (folder / "new.json").exists()
     assert not (folder / "none.json").exists()
+
+
+def test_a_model_with_classes_is_not_any_other_model(folder, run):
+    """Each class has a policy, the model has none: also where `*` takes models of any name, and with a version."""
+    (folder / "m.yaml").write_text("models: {animals: {classes: [cat, dog]}, '*': }\nstate: state\napi: 127.0.0.1:1\n")
+    code, out, err = run("activate", "animals", "--threshold", ".5", "--version", "v1", "--reason", "x")
+    assert (code, out) == (1, "")
+    assert err == "scorewatch: model 'animals' is not in the configuration; it has animals:cat, animals:dog, animals:top, *\n"
+    assert run("activate", "other", "--threshold", ".5", "--version", "v1", "--reason", "x")[0] == 0
