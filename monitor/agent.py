@@ -791,7 +791,7 @@ class Agent:
                 "model": e.model,
                 "version": e.version,
                 "who": e.who,
-                "words": DECIDED.get(e.body.get("reason", "proposed"), e.body.get("reason")),
+                "words": _in_words(e),
             }
             for e in self.store.log.entries(DECISIONS, models, since, limit)
         ]
@@ -986,6 +986,13 @@ def _estimate(metric: str, key: Key, window: str, found: Measured | str) -> Esti
     if isinstance(found, str):
         return Estimate(metric, key, window, "scored", None, None, None, 0, found)
     return Estimate(metric, key, window, "scored", found.value, found.low, found.high, found.n)
+
+
+def _in_words(entry: Entry) -> str:
+    """Return why: the sentence of a code, or what a person said, which may be a code's name."""
+    reason: str = entry.body.get("reason", "proposed")
+    coded = entry.kind in ("decision", "proposal") or entry.who == "agent"
+    return DECIDED.get(reason, reason) if coded else reason
 
 
 def _kind(source: str) -> str:

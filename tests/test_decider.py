@@ -168,6 +168,7 @@ def test_a_rejected_proposal_is_left_alone_for_a_week(world, reason):
     w.days(0, 12, offset=-1.0)
     (waiting,) = w.agent.proposals()
     w.agent.answer(waiting["proposal"], False, "ann", reason)
+    assert w.agent.decisions("m", 1, 0)[0]["words"] == reason
     w.days(12, 17, offset=-1.0)
     assert w.agent.proposals() == []
     assert w.said("decision")[-1] == ("decision", "rejected")
