@@ -65,9 +65,10 @@ class Decider:
     """All of it but a running trial is a fold of the journal.
 
     `decided` is the last reason by alert, `failing` are alerts whose action failed and is tried again, `proposals` the open
-    ones by number, `last` when a rule last decided what by version, `rejected` when a person last rejected one, `late` are
-    alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies would have served than
-    the current one, by version and policy. `count(name, by, **labels)` counts something the exporter shows.
+    ones by number, `last` when a rule last decided what by version, `rejected` when a person last rejected which action of a
+    version, `late` are alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies
+    would have served than the current one, by version and policy. `count(name, by, **labels)` counts something the exporter
+    shows.
     """
 
     def __init__(self, served: Served, version: str, count: Callable[..., None]) -> None:
@@ -77,7 +78,7 @@ class Decider:
         self.proposals: dict[int, Entry] = {}
         self.last: dict[Name, dict[str, tuple[str, str, int]]] = {}
         self.late: set[Key] = set()
-        self.rejected: dict[Name, int] = {}
+        self.rejected: dict[Key, int] = {}
         self.testing: Testing | None = None
         self.evidence: dict[Name, dict[str, float]] = {}
         self._compared_at: dict[Name, tuple[Any, dict[str, float]]] = {}
@@ -101,10 +102,11 @@ class Decider:
         elif entry.kind == "proposal":
             self.proposals[entry.seq] = entry
         elif entry.kind == "answer":
-            self.proposals.pop(entry.body["proposal"], None)
+            of = self.proposals.pop(entry.body["proposal"], None)
             # A person may write one of these words, and may be called agent.
-            if not entry.body["approved"] and (entry.who, entry.body["reason"]) not in {("agent", why) for why in CLOSED}:
-                self.rejected[entry.model, entry.version] = entry.at
+            closed = entry.who == "agent" and entry.body["reason"] in CLOSED
+            if of is not None and not entry.body["approved"] and not closed:
+                self.rejected[of.model, of.version, of.body["action"]] = entry.at
 
     def shown(self, name: Name) -> dict[str, Any]:
         """Return what the snapshot says of a version."""
@@ -223,7 +225,8 @@ class Decider:
         if found[best] < limit:
             self.decided.pop(key, None)
             return
-        if w.model.mode == "propose" and (self._waits(w.name) or not self._rested(w.name, now)):
+        # A way back waits for no answer about a way forward.
+        if w.model.mode == "propose" and (self._waits(w.name, "rollback") or not self._rested(w.name, now, "rollback")):
             return
         about = {"log_e": found, "limit": limit, "days": [iso(d * DAY)[:10] for d in w.closed_since(since)]}
         decision = Decision(*key, "rollback", True, "outserved", best, about)
@@ -278,13 +281,13 @@ class Decider:
         lost = self.served.current(*w.name) is None and self.served.standing(*w.name).current is not None
         return None if lost else self.served.deciding(*w.name)
 
-    def _waits(self, name: Name) -> bool:
-        """Return whether a proposal for a version is open."""
-        return any((e.model, e.version) == name for e in self.proposals.values())
+    def _waits(self, name: Name, *actions: str) -> bool:
+        """Return whether a proposal for a version is open, of these actions or of any."""
+        return any((e.model, e.version) == name and e.body["action"] in (actions or ACTIONS) for e in self.proposals.values())
 
-    def _rested(self, name: Name, now: int) -> bool:
-        """Return whether no person rejected a proposal for a version lately."""
-        return now - self.rejected.get(name, -guards.QUIET) >= guards.QUIET
+    def _rested(self, name: Name, now: int, *actions: str) -> bool:
+        """Return whether no person rejected a proposal for a version lately, of these actions or of any."""
+        return all(now - self.rejected.get((*name, action), -guards.QUIET) >= guards.QUIET for action in actions or ACTIONS)
 
     def _begin(self, key: Key, who: str, why: str, w: Watched, policy: Policy) -> Testing:
         days = {d: w.tables_of(d) for d in sorted(w.days)}

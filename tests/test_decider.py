@@ -401,6 +401,20 @@ def test_undo_waits_for_a_person_where_changes_do(world):
     assert w.journal()[-1].kind == "rolled_back"
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_way_back_waits_for_no_way_forward(world, answered):
+    """A policy that loses is proposed to be taken back also while a recalibration waits, or after one was rejected."""
+    w = world(mode="propose", rules=f"{RULES}, calibration: off")
+    w.days(0, 8, offset=-1.0)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.serve(WRONG, 8, "wrong")
+    found = w.agent.calibrated(w.agent.calibrate("m", "v1", "ann", "looks off"), wait=True)
+    if answered:
+        w.agent.answer(found["proposal"], False, "bob", "no")
+    w.days(8, 11, offset=-1.0)
+    assert [p["action"] for p in w.agent.proposals()] == [*([] if answered else ["recalibrate"]), "rollback"]
+
+
 def test_without_undo_nothing_is_compared(world):
     """A policy without the limit that undoes it stays."""
     w = world(more="recalibrate: {undo: false}")
