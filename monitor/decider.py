@@ -107,6 +107,8 @@ class Decider:
             closed = entry.who == "agent" and entry.body["reason"] in CLOSED
             if of is not None and not entry.body["approved"] and not closed:
                 self.rejected[of.model, of.version, of.body["action"]] = entry.at
+            if of is not None and closed and entry.body["reason"] == "expired":
+                self.decided.pop((of.model, of.version, of.body["rule"]), None)  # it is decided anew, as of a new alert
 
     def shown(self, name: Name) -> dict[str, Any]:
         """Return what the snapshot says of a version."""

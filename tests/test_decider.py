@@ -12,6 +12,7 @@ from monitor.actions.recalibrate import Trial
 from monitor.config import Labels
 from monitor.core import baseline as baselines
 from monitor.core.events import DAY, HOUR
+from monitor.core.guards import OPEN
 from monitor.core.policy import IDENTITY, apply, expit, logit, with_calibrator
 from monitor.core.reasons import REASONS
 from monitor.core.tables import LABEL, ROW, tables
@@ -188,6 +189,18 @@ def test_a_proposal_gets_old(world):
     w.agent.command("activate", "m", "v1", "ann", "by hand", threshold=0.4)
     w.days(20, 21, offset=-1.0)
     assert w.said("answer")[-1] == ("answer", "superseded")
+
+
+def test_a_way_back_for_an_alert_is_proposed_again(world):
+    """While the alert fires, a way back that nobody answered in seven days is proposed again, and not before."""
+    w = world(mode="propose", rules=f"{RULES}, policy_volume: off, calibration: {{{{action: rollback}}}}")
+    w.days(0, 2)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.agent.command("activate", "m", "v1", "ann", "a little less", threshold=0.45)
+    w.days(2, 18, offset=-1.0)
+    first, second = w.journal("proposal")
+    assert second.at - first.at == OPEN + HOUR  # with the tick after the one that closed it
+    assert {(e.body["rule"], e.body["action"]) for e in (first, second)} == {("calibration", "rollback")}
 
 
 def test_a_proposal_that_can_not_be_approved(world):
