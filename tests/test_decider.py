@@ -518,6 +518,18 @@ def test_a_trial_by_hand_waits_as_a_proposal(world):
         w.agent.calibrate("m", "v7", "ann", "")
 
 
+def test_a_trial_that_is_overtaken(world):
+    """A trial against a policy that serves no longer says nothing of the one that does: it is told, and nothing is proposed."""
+    w = world(mode="off", rules=f"{RULES}, calibration: off")
+    w.days(0, 8, offset=-1.0)
+    trial = w.agent.calibrate("m", None, "ann", "looks off")
+    w.agent.command("activate", "m", "v1", "bob", "meanwhile", threshold=0.4)
+    found = w.agent.calibrated(trial, wait=True)
+    assert (found["reason"], found["proposal"], found["report"]["reason"]) == ("overtaken", None, "accepted")
+    assert w.agent.proposals() == []
+    assert [(e.who, e.body["reason"]) for e in w.journal("decision")] == [("ann", "overtaken")]
+
+
 def test_a_model_server_that_does_not_follow(world):
     """Predictions that name another policy for longer than they may are an alert, which ends when they name the current one."""
     w = world(mode="off", rules=RULES, more="follow_within: 20m")
