@@ -342,7 +342,7 @@ class Decider:
         self._apply(t, report, out, now)
 
     def _apply(self, t: Testing, report: dict[str, Any], out: Outcome, now: int) -> None:
-        """Write the policy of a trial that was won, and serve or propose it if it flags no other volume than it may."""
+        """Write the policy of a trial that was won, unless it flags another volume than it may, and serve or propose it."""
         w, days = t.watched, {d: t.watched.days.get(d, {}) for d in t.days}
         summed = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
         scored = {name: readings.scored(t) for name, t in summed.items()}
@@ -358,6 +358,13 @@ class Decider:
             "code": self.version,
         }
         calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(t.days))
+        won = _next(t.policy, "", calibrator, chosen, provenance)
+        preview = {"before": _preview(t.policy, mature, w.model), "after": _preview(won, mature, w.model)}
+        decision = replace(decision, about={"report": report, "preview": preview})
+        volume = policy_volume(scored, won, t.policy)
+        if not isinstance(volume, str) and not guards.within_volume(volume.value):
+            self._say(replace(decision, reason="volume"), out)
+            return
         try:
             # There must be something to go back to, which a configured threshold alone is not.
             old = t.policy if t.policy.id else self.served.first(*w.name, now, "what the configuration says, to go back to")
@@ -365,12 +372,8 @@ class Decider:
             made = self.served.draft(
                 *w.name, now, lambda ident: _next(replace(old, undo=w.model.undo), ident, calibrator, chosen, provenance)
             )
-            preview = {"before": _preview(old, mature, w.model), "after": _preview(made, mature, w.model)}
-            decision = replace(decision, policy=made.id, about={"report": report, "preview": preview})
-            volume = policy_volume(scored, made, old)
-            if not isinstance(volume, str) and not guards.within_volume(volume.value):
-                decision = replace(decision, reason="volume")
-            elif w.model.mode == "auto" and t.key[2] != BY_HAND:
+            decision = replace(decision, policy=made.id)
+            if w.model.mode == "auto" and t.key[2] != BY_HAND:
                 out.changes.extend(self._activations(*w.name, t.who, t.why, now, made))
                 decision = replace(decision, allowed=True, reason="applied")
         except PolicyError as e:
@@ -379,11 +382,14 @@ class Decider:
 
     def _activations(self, name: str, version: str, who: str, reason: str, at: int, policy: Policy) -> list[Planned]:
         """Return the changes that make a policy current; where none serves yet, first the one that it was tested against."""
-        changes, before = [], policy.provenance.get("before")
-        if self.served.standing(name, version).current is None and isinstance(before, str):
-            first = self.served.policy(name, version, before)
-            if first is not None:
-                changes.append(self.served.activation(name, version, who, str(first.provenance["reason"]), at, first))
+        changes = []
+        if self.served.standing(name, version).current is None:
+            first, now = self.served.policy(name, version, policy.provenance["before"]), self.served.deciding(name, version)
+            if first is None or now is None or first.bands != now.bands:
+                raise PolicyError(
+                    f"{name} {version} decides otherwise than when policy {policy.id} was tested; reject the proposal"
+                )
+            changes.append(self.served.activation(name, version, who, str(first.provenance["reason"]), at, first))
         return [*changes, self.served.activation(name, version, who, reason, at, policy)]
 
     def _hand_on(self, w: Watched, alert: Alert, rule: Rule, out: Outcome) -> None:

@@ -218,6 +218,17 @@ def test_a_proposal_that_can_not_be_approved(world):
         w.agent.answer(waiting["proposal"], True, "ann", "of a model that is gone")
 
 
+def test_a_proposal_is_of_the_threshold_it_was_tested_with(world):
+    """After the configured threshold was changed, a policy that decides by the old one is not approved."""
+    w = world(mode="propose")
+    w.days(0, 12, offset=-1.0)
+    (waiting,) = w.agent.proposals()
+    w.again(w.path.read_text().replace("threshold: 0.5", "threshold: 0.3"))
+    with pytest.raises(PolicyError, match="decides otherwise than when policy"):
+        w.agent.answer(waiting["proposal"], True, "ann", "looks right")
+    assert (w.journal("activated"), w.agent.served.threshold("m", "v1")) == ([], 0.3)
+
+
 def test_off_changes_nothing_and_says_so(world):
     """With the mode off an alert is an alert."""
     w = world(mode="off")
@@ -583,6 +594,7 @@ def test_a_policy_that_flags_too_little_is_refused(world):
     w.days(2, 14, offset=-1.0)
     assert w.current().id == first
     assert ("decision", "volume") in w.said("decision")
+    assert w.agent.served.folder("m").ids("v1") == [first]  # a trial every day leaves nothing behind
 
 
 OUTSIDE = """\
