@@ -171,7 +171,7 @@ class Decider:
 
     def _roll_back(self, w: Watched, alert: Alert, out: Outcome, now: int) -> None:
         """Go back to the last policy in good standing, once per alert; what fails is tried again at every tick."""
-        if self.decided.get(alert.key) not in (None, "failed") or _changes(w.name, out):
+        if not self._undecided(w, alert) or _changes(w.name, out):
             return
         standing = self.served.standing(*w.name)
         no = guards.may_go_back(w.model.mode, w.role, standing)
@@ -394,9 +394,14 @@ class Decider:
 
     def _hand_on(self, w: Watched, alert: Alert, rule: Rule, out: Outcome) -> None:
         """Hand an alert on to the configured action, once."""
-        if self.decided.get(alert.key) is None:
+        if self._undecided(w, alert):
             no = guards.may_act(w.model.mode, w.role)
             self._say(Decision(*alert.key, rule.action, not no, no or "sent"), out)
+
+    def _undecided(self, w: Watched, alert: Alert) -> bool:
+        """Return whether nothing was decided about an alert, or what failed, or what it could not do then and can now."""
+        said = self.decided.get(alert.key)
+        return said in (None, "failed") or (said in ("mode_off", "shadow") and not guards.may_act(w.model.mode, w.role))
 
     # Proposals.
 

@@ -203,6 +203,20 @@ def test_a_way_back_for_an_alert_is_proposed_again(world):
     assert {(e.body["rule"], e.body["action"]) for e in (first, second)} == {("calibration", "rollback")}
 
 
+def test_an_alert_acts_once_it_may(world):
+    """An alert that began with the mode off goes back when the mode is auto, once."""
+    w = world(mode="off", rules=f"{RULES}, policy_volume: off, calibration: {{{{action: rollback}}}}")
+    w.days(0, 2)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    w.agent.command("activate", "m", "v1", "ann", "a little less", threshold=0.45)
+    w.days(2, 8, offset=-1.0)
+    assert w.said("decision", "rolled_back") == [("decision", "mode_off")]
+    w.again(w.path.read_text().replace("mode: off", "mode: auto"))
+    w.days(8, 10, offset=-1.0)
+    assert w.said("decision")[1:] == [("decision", "allowed")]
+    assert len(w.journal("rolled_back")) == 1
+
+
 def test_a_proposal_that_can_not_be_approved(world):
     """After another change, or without its model in the configuration, approving says why not and changes nothing."""
     w = world(mode="propose")
