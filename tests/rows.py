@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from monitor.core.events import FLAG, NONE, PASS, prob_code
 from monitor.core.policy import Policy, policy
-from monitor.core.tables import LABEL, ROW, Table, tables
+from monitor.core.tables import EDGES, LABEL, ROW, Table, tables
 
 VECTORS = Path(__file__).parents[2] / "shared" / "test_vectors.json"
 
@@ -36,3 +36,8 @@ def table_of(
         labels = np.zeros(len(scores), LABEL)
         labels["outcome"] = outcomes
     return tables(rows, labels, np.zeros((1, 1), np.int32), 1)[0]
+
+
+def next_edge(score: float) -> float:
+    """Return the smallest grid edge that is not below a score; at most 1."""
+    return float(np.append(EDGES, 1.0)[np.searchsorted(EDGES, score)])

@@ -13,9 +13,9 @@ from monitor.core.events import FLAG, NONE, PASS
 from monitor.core.intervals import wilson
 from monitor.core.metrics import calibration, confusion, curves, decomposition, drift, fit, prevalence, ranking
 from monitor.core.readings import LabelRule, Reading, known, mature, scored
-from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
+from monitor.core.tables import EDGES, edges_of_width, grid_bin
 from monitor.core.thresholds import cost as cost_of
-from rows import VECTORS, table_of
+from rows import VECTORS, next_edge, table_of
 
 OTHERS = "no metric of the product"
 LEFT = {

@@ -72,12 +72,6 @@ def edges_of_width(bins: int) -> Ints:
     return np.searchsorted(EDGES, np.arange(bins) / bins).astype(np.int64)
 
 
-def next_edge(score: float) -> float:
-    """Return the smallest grid edge that is not below `score`; at most 1."""
-    i = int(np.searchsorted(EDGES, score))
-    return float(EDGES[i]) if i < BINS else 1.0
-
-
 MOST_CLASSES = 50
 """A model has at most so many classes."""
 MARGIN_BINS = 10

@@ -26,7 +26,8 @@ from monitor.core.policy import (
     with_calibrator,
 )
 from monitor.core.readings import known, scored
-from monitor.core.tables import EDGES, grid_bin, next_edge
+from monitor.core.tables import EDGES, grid_bin
+from rows import next_edge
 
 POLICY = replace(
     policy(

@@ -27,7 +27,6 @@ from monitor.core.tables import (
     from_dict,
     grid_bin,
     log_losses,
-    next_edge,
     tables,
     to_dict,
     total,
@@ -84,13 +83,6 @@ def test_grid_is_monotone(scores):
 def test_equal_widths_are_exact(bins):
     """Equal-width bins of a divisor of 60 are unions of grid bins."""
     np.testing.assert_array_equal(EDGES[edges_of_width(bins)], np.arange(bins) / bins)
-
-
-def test_next_edge():
-    """An edge is its own next edge; above the last one comes 1."""
-    assert next_edge(0.5) == 0.5
-    assert next_edge(float(np.nextafter(0.5, 1))) == EDGES[grid_bin(np.array([0.5]))[0] + 1]
-    assert next_edge(1.0) == 1.0
 
 
 @given(EVENTS, EVENTS)

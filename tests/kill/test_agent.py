@@ -29,8 +29,9 @@ from kill.stores import KNOWN, small
 from monitor import cli
 from monitor.core.days import iso
 from monitor.core.events import DAY, HOUR, VERDICTS, prob_code
-from monitor.core.tables import NAMED, next_edge, weights_of
+from monitor.core.tables import NAMED, weights_of
 from monitor.store import Store
+from rows import next_edge
 
 LONG = "SCOREWATCH_LONG" in os.environ
 KILLS, STEPS = (160, 70) if LONG else (22, 48)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from monitor.core.policy import policy as make
-from monitor.core.tables import next_edge
 from monitor.store.policies import Pointer, Policies, PolicyError, checksum
+from rows import next_edge
 
 AT = 1_700_000_000_123
 

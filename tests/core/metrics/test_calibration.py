@@ -14,7 +14,8 @@ from monitor.core.events import NONE
 from monitor.core.intervals import noise_ball, normal, quantile, wilson
 from monitor.core.metrics import calibration as c
 from monitor.core.readings import LabelRule, Reading, known, mature, scored
-from monitor.core.tables import EDGES, edges_of_width, grid_bin, next_edge
+from monitor.core.tables import EDGES, edges_of_width, grid_bin
+from rows import next_edge
 
 NEGATIVE = (LabelRule("negative"),) * 6
 UNKNOWN = (LabelRule("unknown"),) * 6
