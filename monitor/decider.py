@@ -343,7 +343,8 @@ class Decider:
 
     def _apply(self, t: Testing, report: dict[str, Any], out: Outcome, now: int) -> None:
         """Write the policy of a trial that was won, unless it flags another volume than it may, and serve or propose it."""
-        w, days = t.watched, {d: t.watched.days.get(d, {}) for d in t.days}
+        w = t.watched
+        days = {d: w.tables_of(d) for d in t.days if d in w.days}
         summed = {name: total([tables[name] for tables in days.values() if name in tables]) for name in w.slices}
         scored = {name: readings.scored(t) for name, t in summed.items()}
         mature = {name: readings.mature(t, w.model.labels.rules) for name, t in summed.items()}
@@ -357,7 +358,7 @@ class Decider:
             "data": {"first_day": first, "last_day": last, "rows": report["rows"], "positives": report["positives"]},
             "code": self.version,
         }
-        calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(t.days))
+        calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(days))
         won = _next(t.policy, "", calibrator, chosen, provenance)
         preview = {"before": _preview(t.policy, mature, w.model), "after": _preview(won, mature, w.model)}
         decision = replace(decision, about={"report": report, "preview": preview})

@@ -625,6 +625,35 @@ models:
 """
 
 
+def test_a_preview_of_a_class_counts_its_slices(tmp_path):
+    """What a policy with thresholds by slice would flag of a class is counted by slice, also where memory has only sums."""
+    labels = "labels: {{horizon: 24h, corrections: 2d}}"
+    text = CONFIG.replace(labels, f"classes: [red, big]\n    labels_mode: multi\n    segments: [c]\n    {labels}")
+    w = World.__new__(World)
+    w.path = tmp_path / "config.yaml"
+    w.path.write_text(text.format(more="mode: off"))
+    w.open()
+    flagged, cuts = 0, {"a": 0.2, "b": 0.5}
+    for day in range(10):
+        rng = np.random.default_rng(day)
+        p, y = draw(rng, 400, offset=-1.0)
+        ts, named = (DAY0 + day) * DAY, {"model": "m", "version": "v1"}
+        ids = [f"{day}-{i}" for i in range(400)]
+        segments = ["ab"[i % 2] for i in range(400)]
+        rows = zip(ids, p.tolist(), segments, strict=True)
+        w.send("predictions", [{"id": i, "ts": ts, "scores": [s, 0.5], "segments": {"c": c}, **named} for i, s, c in rows])
+        w.send("labels", [{"id": i, "ts": ts + HOUR, "label": ["red"] * k, **named} for i, k in zip(ids, y, strict=True)])
+        flagged += sum(s >= cuts[c] for s, c in zip(p, segments, strict=True))
+    w.now(11)
+    body = {"model": "m:red", "version": "v1", "thresholds": {"all": 0.5, "c=a": 0.2}, "calibrator": IDENTITY, "undo": []}
+    w.agent.command("activate", "m:red", "v1", "ann", "by slice", policy=body | {"provenance": {"who": "ann"}})
+    found = w.agent.calibrated(w.agent.calibrate("m:red", "v1", "ann", "looks off"), wait=True)
+    assert found["reason"] == "proposed"
+    before = found["preview"]["before"]["flagged_share"]
+    assert (before["n"], before["value"]) == (4_000, flagged / 4_000)
+    w.loop.close()
+
+
 def test_an_alert_is_tried_beside_the_ingest_and_approved_from_outside(agent, tmp_path):
     """By the machine's clock a trial runs in a process of its own while events are taken, and `approve` makes its policy
     current.
