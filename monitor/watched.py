@@ -39,12 +39,12 @@ from monitor.core.intervals import Measured, wilson
 from monitor.core.metrics import METRICS, PROBABILITY, Estimate, measure, of_margins, spread
 from monitor.core.metrics.daily import NOTHING, Days, day_ranks, day_sums, days_of
 from monitor.core.metrics.inputs import Inputs, Shift, feature_shifts, slice_mix
-from monitor.core.policy import Policy, recalibrated, served_edges
+from monitor.core.policy import Policy, recalibrated, served_bins
 from monitor.core.quantify import Classes
 from monitor.core.readings import LabelRule, Reading
 from monitor.core.rules import Rule, detecting
 from monitor.core.snapshot import Detection, Version
-from monitor.core.tables import EMPTY, Table, count_pieces, grid_bin, not_waiting, tables, total
+from monitor.core.tables import EMPTY, Table, count_pieces, not_waiting, tables, total
 from monitor.formats.classes import Scores
 from monitor.looks import Beside, Looks, Promise
 from monitor.series import CALIBRATED, NOWCAST, SLICE_CALIBRATED, SLICE_ESTIMATES
@@ -701,13 +701,9 @@ class Watched:
         return replace(both[0], basis="calibrated"), replace(both[1], basis="calibrated")
 
     def _served_edges(self) -> Ints | None:
-        """Return the frozen edges on the scale that is served, those that became one taken together."""
+        """Return the frozen edges on the scale that is served."""
         assert self.policy is not None
-        if self.edges is None:
-            return None
-        edges: Ints = np.unique(grid_bin(served_edges(self.policy.calibrator)[self.edges]))
-        edges[0] = 0
-        return edges
+        return None if self.edges is None else served_bins(self.edges, self.policy.calibrator)
 
     def _of_served(self, both: tuple[Reading, Reading], key: Key, window: str, names: Collection[str]) -> list[Estimate]:
         """Return the estimates of the scores that are served, those that need no outcomes of all rows."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.core.events import ABSTAIN, FLAG, FLAGGED, OTHER, PASS, REVIEW, VERDICTS, Bools, Coded, Floats
-from monitor.core.tables import BINS, EDGES, TINY, Table, at_bins
+from monitor.core.events import ABSTAIN, FLAG, FLAGGED, OTHER, PASS, REVIEW, VERDICTS, Bools, Coded, Floats, Ints
+from monitor.core.tables import BINS, EDGES, TINY, Table, at_bins, grid_bin
 
 Calibrator = Mapping[str, Any]
 """A map from the score of the model to the one that is served: its `kind`, one of KINDS, and the parameters of that."""
@@ -138,6 +138,13 @@ def served_edges(calibrator: Calibrator) -> Floats:
     Counts know of a score only its bin, and nearly every score of the last one, [1 - 1.5e-8, 1], is 1.
     """
     found: Floats = np.maximum.accumulate(apply(calibrator, np.append(EDGES[:-1], 1.0)))
+    return found
+
+
+def served_bins(edges: Ints, calibrator: Calibrator) -> Ints:
+    """Return frozen edges, bins of the grid with 0 for the first, on the scale that is served; those that become one are one."""
+    found: Ints = np.unique(grid_bin(served_edges(calibrator)[edges])).astype(np.int64)
+    found[0] = 0
     return found
 
 

@@ -16,9 +16,9 @@ from monitor.core.intervals import normal
 from monitor.core.metrics import Estimate, measure, of_margins
 from monitor.core.metrics.calibration import Bin, reliability
 from monitor.core.metrics.daily import days_of
-from monitor.core.policy import IDENTITY, Calibrator, Policy, apply, policy, verdicts
+from monitor.core.policy import IDENTITY, Calibrator, Policy, apply, policy, served_bins, verdicts
 from monitor.core.readings import LabelRule, Reading, mature, scored
-from monitor.core.tables import EDGES, Table, grid_bin, log_losses, tables, total, wanted
+from monitor.core.tables import Table, log_losses, tables, total, wanted
 from monitor.core.thresholds import Objective, by_slice, choose, thresholds
 
 ROLES = ("calibration", "selection", "test")
@@ -261,8 +261,7 @@ def _tested(v: Validation, verdict: NDArray[np.uint8], calibrator: Calibrator, e
         mapped = rows.copy()
         mapped["score"] = apply(calibrator, rows["score"])
         # The same rows are in a bin of the served scores as in that of the model's, but for bins that become one.
-        moved = np.unique(np.append(0, grid_bin(apply(calibrator, EDGES[edges[1:]])))).astype(np.int64)
-        served = _shown(replace(v, rows=mapped), moved)
+        served = _shown(replace(v, rows=mapped), served_bins(edges, calibrator))
     return Result(len(rows), _counts(v, verdict), raw, served)
 
 

@@ -22,6 +22,7 @@ from monitor.core.policy import (
     decide,
     from_json,
     policy,
+    served_bins,
     verdicts,
     with_calibrator,
 )
@@ -298,3 +299,13 @@ def test_abstaining_is_symmetric():
         EDGES[grid_bin(np.array([0.45]))[0] + 1],
         0.55,
     ]
+
+
+def test_edges_of_what_is_served():
+    """They hold the same rows apart as those of the model's scores do, and none has nothing below it."""
+    edges, score = np.array([0, 400, 900, 1_300, 1_800]), np.random.default_rng(0).random(5_000)
+    platt = {"kind": "platt", "a": -0.4, "b": 1.3}
+    moved = np.searchsorted(served_bins(edges, platt), grid_bin(apply(platt, score)), side="right")
+    assert (moved == np.searchsorted(edges, grid_bin(score), side="right")).mean() > 0.99
+    steps = {"kind": "isotonic", "edges": [0.0, float(EDGES[900])], "values": [0.1, 0.6]}
+    assert served_bins(edges, steps).tolist() == [0, int(grid_bin(np.array([0.6]))[0])]
