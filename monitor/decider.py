@@ -360,7 +360,7 @@ class Decider:
         }
         calibrator, chosen = report["calibrator"], _chosen(w, report["calibrator"], mature, scored, len(days))
         won = _next(t.policy, "", calibrator, chosen, provenance)
-        preview = {"before": _preview(t.policy, mature, w.model), "after": _preview(won, mature, w.model)}
+        preview = {when: _preview(p, mature, scored, w.model) for when, p in (("before", t.policy), ("after", won))}
         decision = replace(decision, about={"report": report, "preview": preview})
         volume = policy_volume(scored, won, t.policy)
         if not isinstance(volume, str) and not guards.within_volume(volume.value):
@@ -495,10 +495,10 @@ def _next(old: Policy, ident: str, calibrator: Calibrator, chosen: Mapping[str, 
     return policy(ident, old.model, old.version, chosen, calibrator, old.undo, provenance, same.review, same.abstain)
 
 
-def _preview(made: Policy, mature: Mapping[str, Reading], model: Model) -> dict[str, Any]:
+def _preview(made: Policy, mature: Mapping[str, Reading], scored: Mapping[str, Reading], model: Model) -> dict[str, Any]:
     """Return as JSON what a policy would have done on mature days; with a configured cost or utility also what a row is worth."""
     found: dict[str, Any] = {
-        name: {"reason": m} if isinstance(m, str) else m._asdict() for name, m in under(made, mature).items()
+        name: {"reason": m} if isinstance(m, str) else m._asdict() for name, m in under(made, mature, scored).items()
     }
     if model.objective is not None and any(model.objective.utility) and not mature["all"].reason:
         choice = Choice(made.threshold, *counted(made, mature))

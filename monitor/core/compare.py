@@ -60,24 +60,24 @@ def _sums(flags: Bools, reading: Reading) -> Floats:
     return np.stack((rows[:, flags[reading.bin]].sum(axis=1), rows.sum(axis=1)))
 
 
-def under(policy: Policy, by_slice: Mapping[str, Reading]) -> dict[str, Measured | str]:
-    """Return which share of mature rows a policy would have flagged, its recall and its precision there, with intervals.
+def under(policy: Policy, mature: Mapping[str, Reading], scored: Mapping[str, Reading]) -> dict[str, Measured | str]:
+    """Return which share of all rows a policy would have flagged, its recall and its precision on mature ones, with intervals.
 
     Where rows share clusters there is no interval: the sums by cluster know only what was decided then.
     """
-    every = by_slice["all"]
-    (fp, tp, fp2, tp2), (neg, pos, neg2, pos2) = _decided(policy, by_slice).tolist()
+    (fp, tp, fp2, tp2), (_, pos, _, pos2) = _decided(policy, mature).tolist()
     unknown = np.full(GROUPS, np.nan)
 
-    def of(k: float, n: float, spread: Spread, undefined: str) -> Measured | str:
-        if every.reason or not n:
-            return every.reason or undefined
-        return share(k, n, spread, None if every.groups is None else (unknown, unknown))
+    def of(reading: Reading, k: float, n: float, spread: Spread | None, undefined: str) -> Measured | str:
+        if reading.reason or not n:
+            return reading.reason or undefined
+        return share(k, n, spread, None if reading.groups is None else (unknown, unknown))
 
+    rows, every = scored["all"], mature["all"]
     return {
-        "flagged_share": of(tp + fp, neg + pos, (tp2 + fp2, neg2 + pos2 - tp2 - fp2, 0.0), "no_events"),
-        "recall": of(tp, pos, (tp2, pos2 - tp2, 0.0), "no_positives"),
-        "precision": of(tp, tp + fp, (tp2, fp2, 0.0), "no_flagged"),
+        "flagged_share": of(rows, float(flagged_by(policy, scored)), float(rows.n.sum()), None, "no_events"),
+        "recall": of(every, tp, pos, (tp2, pos2 - tp2, 0.0), "no_positives"),
+        "precision": of(every, tp, tp + fp, (tp2, fp2, 0.0), "no_flagged"),
     }
 
 

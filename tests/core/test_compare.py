@@ -22,7 +22,7 @@ from monitor.core.compare import (
     undo_step,
 )
 from monitor.core.days import Key
-from monitor.core.events import FLAG, NONE, PASS
+from monitor.core.events import FLAG, NONE, PASS, VERDICTS
 from monitor.core.guards import UNDO_LIMIT
 from monitor.core.intervals import Measured, wilson
 from monitor.core.metrics import measure
@@ -76,33 +76,41 @@ def test_by_slice(table):
 
 
 def test_what_a_policy_would_have_done(table):
-    """Its shares are those of the rows it flags, by slice; of weighted rows they have the intervals of the few that were seen."""
+    """Its shares are those of the rows it flags, by slice; of weighted rows they have the intervals of the few that were seen,
+    and which share is flagged hangs on no outcome.
+    """
     rng = np.random.default_rng(2)
     score, own = EDGES[rng.integers(800, 1_500, 4_000)], rng.random(4_000) < 0.5
     y, made = rng.random(4_000) < score, policy_at(0.5, a=0.25)
     flag = np.where(own, score >= 0.25, score >= 0.5)
-    parts = {"all": np.full(4_000, True), "c=a": own}
-    by_slice = {name: mature(table(score[s], y[s].astype(np.int8)), RULES) for name, s in parts.items()}
-    assert counted(made, by_slice) == ((flag & y).sum(), (flag & ~y).sum(), (~flag & y).sum(), (~flag & ~y).sum())
-    found = under(made, by_slice)
+
+    def both(outcome, rules=RULES, **columns):
+        of = {"all": np.full(4_000, True), "c=a": own}
+        tables = {
+            name: table(score[s], outcome[s].astype(np.int8), **{k: v[s] for k, v in columns.items()}) for name, s in of.items()
+        }
+        return {name: mature(t, rules) for name, t in tables.items()}, {name: scored(t) for name, t in tables.items()}
+
+    assert counted(made, both(y)[0]) == ((flag & y).sum(), (flag & ~y).sum(), (~flag & y).sum(), (~flag & ~y).sum())
+    found = under(made, *both(y))
     assert found["flagged_share"] == Measured(flag.mean(), *wilson(float(flag.sum()), 4_000.0), 4_000)
     for name, of in (("recall", recall_score), ("precision", precision_score)):
         assert found[name].value == pytest.approx(of(y, flag))
-    prob = np.full(4_000, 0.1)
-    few = np.where(rng.random(4_000) < prob, y, -1).astype(np.int8)
-    weighted = {name: mature(table(score[s], few[s], label_prob=prob[s]), RULES) for name, s in parts.items()}
-    for name, sure in under(made, weighted).items():
-        assert 2.5 < (sure.high - sure.low) / (found[name].high - found[name].low) < 4
-        assert sure.low < found[name].value < sure.high
-    shared = {
-        name: mature(table(score[s], y[s].astype(np.int8), cluster=np.arange(s.sum()) % 50 + 1), RULES)
-        for name, s in parts.items()
-    }
-    assert {(m.value, m.low, m.interval_reason) for m in under(made, shared).values()} == {
+    few = np.where(rng.random(4_000) < 0.1, y, -1)
+    weighted = under(made, *both(few, label_prob=np.full(4_000, 0.1)))
+    assert weighted["flagged_share"] == found["flagged_share"]
+    for name in ("recall", "precision"):
+        assert 2.5 < (weighted[name].high - weighted[name].low) / (found[name].high - found[name].low) < 4
+        assert weighted[name].low < found[name].value < weighted[name].high
+    shared = under(made, *both(y, cluster=np.arange(4_000) % 50 + 1))
+    assert [(m.value, m.low, m.interval_reason) for m in shared.values()] == [
         (m.value, None, "clustered") for m in found.values()
-    }
-    nobody = {"all": mature(EMPTY, RULES)}
-    assert set(under(made, nobody).values()) == {"no_mature_days"}
+    ]
+    never = tuple(LabelRule("unknown", never=v == "block") for v in VERDICTS)
+    blocked = under(made, *both(y, never, verdicts=np.where(flag, VERDICTS.index("block"), PASS)))
+    assert blocked == {"flagged_share": found["flagged_share"], "recall": "prevented", "precision": "prevented"}
+    nobody = {"all": mature(EMPTY, RULES)}, {"all": scored(EMPTY)}
+    assert set(under(made, *nobody).values()) == {"no_events", "no_mature_days"}
 
 
 def expit(z):
