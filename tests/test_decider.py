@@ -282,25 +282,34 @@ def test_a_trial_that_cannot_begin(world, monkeypatch):
         w.agent.calibrate("m", "v1", "ann", "by hand")
 
 
+def trial(folder, offset):
+    """Return a trial that was begun in a folder, of scores that are off."""
+    days = {}
+    for day in range(6):
+        rows, labels = np.zeros(500, ROW), np.zeros(500, LABEL)
+        rows["ts"] = day * DAY
+        rows["score"], labels["outcome"] = draw(np.random.default_rng(day), 500, offset)
+        days[day] = {"all": tables(rows, labels, np.zeros((1, 1), np.int32), 1)[0]}
+    return Trial(folder, days, Labels().rules, IDENTITY, 60_000)
+
+
 def test_trials_do_not_read_each_other(tmp_path):
     """Of two trials in one folder, as two people's for two models, each says what was found for its own days."""
-
-    def trial(offset):
-        days = {}
-        for day in range(6):
-            rows, labels = np.zeros(500, ROW), np.zeros(500, LABEL)
-            rows["ts"] = day * DAY
-            rows["score"], labels["outcome"] = draw(np.random.default_rng(day), 500, offset)
-            days[day] = {"all": tables(rows, labels, np.zeros((1, 1), np.int32), 1)[0]}
-        return Trial(tmp_path, days, Labels().rules, IDENTITY, 60_000)
-
-    first = trial(-1.0)
+    first = trial(tmp_path, -1.0)
     first._process.wait()
-    second = trial(1.0)
+    second = trial(tmp_path, 1.0)
     second._process.wait()
     found = [t.outcome(wait=True)["calibrator"] for t in (first, second)]
     middle = [apply(calibrator, np.array([0.5])).item() for calibrator in found]
     assert np.abs(np.array(middle) - expit(np.array([-1.0, 1.0]))).max() < 0.07
+
+
+def test_a_trial_is_the_agents_own_program(tmp_path, monkeypatch):
+    """What is called `monitor`, too, in the folder where the agent was started is not run."""
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "monitor" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert trial(tmp_path / "trial", -1.0).outcome(wait=True)["reason"] == "accepted"
 
 
 def test_nothing_is_tried_against_a_policy_that_cannot_be_read(world):

@@ -45,8 +45,9 @@ class Trial:
         self._until = time.monotonic() + limit / 1000
         # A session of its own: Ctrl-C at the agent's terminal is for the agent, which ends the trial.
         # One thread: small products gain nothing by more, and the model server needs the cores.
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", "from monitor.actions.recalibrate import main; main()"]
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        # -P: not what is called `monitor` where the agent was started, but what the agent itself is.
+        command = [sys.executable, "-P", "-c", "from monitor.actions.recalibrate import main; main()"]
         with ExitStack() as files:
             given, self._said, self._errors = (files.enter_context(TemporaryFile(dir=folder)) for _ in range(3))
             given.write(msgspec.msgpack.encode(asked))
