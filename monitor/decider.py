@@ -34,7 +34,7 @@ Key = tuple[str, str, str]
 Name = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Testing:
     """A trial that runs for the rule in `key`, or for a person, on `days`; the policy of the version `watched` then was `policy`.
 
@@ -67,8 +67,8 @@ class Decider:
     `decided` is the last reason by alert, `failing` are alerts whose action failed and is tried again, `proposals` the open
     ones by number, `last` when a rule last decided what by version, `rejected` when a person last rejected which action of a
     version, `late` are alerts whose trial waits for another one to end. `evidence` is ln of how much better earlier policies
-    would have served than the current one, by version and policy. `count(name, by, **labels)` counts something the exporter
-    shows.
+    would have served than the current one, by version and policy. `asked` are the trials that people wait for.
+    `count(name, by, **labels)` counts something the exporter shows.
     """
 
     def __init__(self, served: Served, version: str, count: Callable[..., None]) -> None:
@@ -80,14 +80,15 @@ class Decider:
         self.late: set[Key] = set()
         self.rejected: dict[Key, int] = {}
         self.testing: Testing | None = None
+        self.asked: list[Testing] = []
         self.evidence: dict[Name, dict[str, float]] = {}
         self._compared_at: dict[Name, tuple[Any, dict[str, float]]] = {}
 
     def close(self) -> None:
-        """End the trial that runs."""
-        if self.testing is not None:
-            self.testing.trial.end()
-            self.testing = None
+        """End the trials that run."""
+        for t in (*self.asked, *((self.testing,) if self.testing is not None else ())):
+            t.trial.end()
+        self.testing, self.asked = None, []
 
     def after(self, entry: Entry) -> None:
         """Fold a journal entry."""
@@ -307,13 +308,15 @@ class Decider:
             raise PolicyError(f"{w.model.name} {w.version} has no policy that can be read, or no threshold; activate one first")
         if not w.days:
             raise PolicyError(f"{w.model.name} {w.version} has no mature day yet")
-        return self._begin((*w.name, BY_HAND), who, why, w, policy)
+        self.asked.append(self._begin((*w.name, BY_HAND), who, why, w, policy))
+        return self.asked[-1]
 
     def told(self, testing: Testing, now: int, wait: bool) -> Outcome | None:
         """Return what a person's trial led to, None while it runs; a change that won it is proposed, whatever the mode."""
         report = testing.trial.outcome(wait)
         if report is None:
             return None
+        self.asked.remove(testing)
         out = Outcome()
         self._judge(testing, report, out, now)
         return out

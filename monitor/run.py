@@ -629,7 +629,6 @@ class Running:
     def _calibrated(self, begun: Any) -> Any:
         agent, testing = begun
         if agent is not self.loop.agent:
-            testing.trial.end()
             raise http.Failed("the store was opened anew meanwhile; ask again")
         return agent.calibrated(testing, wait=False)
 

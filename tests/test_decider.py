@@ -1,6 +1,7 @@
 """What alerts lead to: trials, proposals, answers, policies and ways back, by the program with real trials."""
 
 import json
+import signal
 import socket
 from dataclasses import replace
 
@@ -661,6 +662,15 @@ def test_a_preview_of_a_class_counts_its_slices(tmp_path):
     before = found["preview"]["before"]["flagged_share"]
     assert (before["n"], before["value"]) == (4_000, flagged / 4_000)
     w.loop.close()
+
+
+def test_trials_end_with_the_agent(world):
+    """An agent that stops leaves no trial behind that somebody asked for, nor one that an alert led to."""
+    w = world(mode="off", rules=f"{RULES}, calibration: off")
+    w.days(0, 4)
+    asked = [w.agent.calibrate("m", "v1", who, "looks off").trial for who in ("ann", "bob")]
+    w.again()
+    assert [t._process.poll() for t in asked] == [-signal.SIGKILL] * 2
 
 
 def test_an_alert_is_tried_beside_the_ingest_and_approved_from_outside(agent, tmp_path):
