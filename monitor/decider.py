@@ -241,9 +241,12 @@ class Decider:
         state = w.revision, current.id, since, tuple(p.id for p in others)
         known = self._compared_at.get(w.name)
         if known is None or known[0] != state:
-            tables = [w.whole_day(day, closed=True)["all"] for day in w.closed_since(since)]
-            days = [r for t in tables if not (r := readings.judged(t, w.model.labels.rules)).reason]
-            known = state, {p.id: _log_e(days, p, current) for p in others}
+            found = {p.id: 0.0 for p in others}
+            for day in w.closed_since(since):
+                reading = readings.judged(w.whole_day(day, closed=True)["all"], w.model.labels.rules)
+                for p in others if not reading.reason else ():
+                    found[p.id] = undo_step(found[p.id], log_ratio(reading, p.calibrator, current.calibrator))
+            known = state, found
             self._compared_at[w.name] = known
         return known[1]
 
@@ -463,16 +466,6 @@ class Decider:
         if made is None:
             raise PolicyError(f"policy {policy} of {name[0]} {name[1]} cannot be read any more; reject the proposal")
         return entry, self._activations(*name, who, why, at, made)
-
-
-def _log_e(days: Iterable[Reading], other: Policy, current: Policy) -> float:
-    """Return ln of the evidence of mature days, one after the other, that another policy's scores are better than the current
-    one's.
-    """
-    log_e = 0.0
-    for reading in days:
-        log_e = undo_step(log_e, log_ratio(reading, other.calibrator, current.calibrator))
-    return log_e
 
 
 def _chosen(
