@@ -112,8 +112,8 @@ DECIDED = {
 }
 
 CHOSEN = {
-    "wide_bound": "Fewer than 300 positives (effective ones, of clusters or weights): what is kept is cautious; a person looks first.",
-    "few_rows": "Fewer than 5,000 (effective) rows: the best threshold of a sample is some percent off the best one.",
+    "wide_bound": "Fewer than 300 (effective) positives: what is kept is honest but cautious, and a person should look first.",
+    "few_rows": "Fewer than 5,000 rows (effective ones): the best threshold of a sample is some percent off the best one.",
     "no_choice": "No threshold keeps the target with a confidence of 95 %.",
 }
 
