@@ -217,7 +217,7 @@ class Decider:
             return
         earlier = [p for ident in standing.earlier if (p := self.served.policy(*w.name, ident)) is not None]
         others = [p for p in earlier if p.calibrator != current.calibrator]
-        others = others[:1] + [p for p in others if not p.calibrates][:1]
+        others = list({p.id: p for p in (*others[:1], *[p for p in others if not p.calibrates][:1])}.values())
         came = self.served.calibrated_at(*w.name)
         if not others or came is None:
             return

@@ -842,8 +842,8 @@ class Watched:
             self.looks.see_ended(day, tables_of(day) if day in there else {})
 
     def closed_since(self, day: int) -> list[int]:
-        """Return the closed days from one on."""
-        return sorted(d for v, d in self.store.closed if v == self.code and d >= day)
+        """Return the closed days from one on, with those that this tick closes."""
+        return sorted(d for d in self.days.keys() | {d for v, d in self.store.closed if v == self.code} if d >= day)
 
     def _there(self) -> set[int]:
         """Return the days that have rows or tables of rows that did not wait."""

@@ -411,6 +411,23 @@ def test_a_calibrator_that_wins_stays(world):
     assert w.agent.decider.evidence["m", "v1"][first] < 1
 
 
+def test_the_evidence_counts_every_day_once(world):
+    """It is the fold of the likelihood ratios of days, also where the policy before is the last one that left scores."""
+    w = world(mode="propose")
+    w.days(0, 5)
+    w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
+    first = w.current().id
+    w.serve({"kind": "offset", "a": 0.3}, 5, "near")
+    w.days(5, 9)
+    log_e = 0.0
+    for day in range(4, 8):  # the fourth was not mature when the calibrator came; the eighth is not mature yet
+        p, y = draw(np.random.default_rng([7, day]), 400)
+        served = apply(w.current().calibrator, p)
+        log_e = max(log_e, 0.0) + float(np.log(np.where(y == 1, p / served, (1 - p) / (1 - served))).sum())
+    assert log_e > 3
+    assert w.agent.decider.evidence["m", "v1"] == {first: pytest.approx(log_e, rel=1e-2, abs=1e-2)}
+
+
 def test_what_a_person_changed_with_the_agent_stopped_comes_first(world):
     """A way back by hand that the agent finds at its start is not made again, nor is the policy it leads to called bad for it."""
     w = world()
