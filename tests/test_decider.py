@@ -435,14 +435,13 @@ def test_what_a_person_changed_with_the_agent_stopped_comes_first(world):
     w.agent.command("activate", "m", "v1", "ann", "one half", threshold=0.5)
     first = w.current().id
     w.serve(WRONG, 5, "wrong")
-    w.days(5, 6)
-    w.now(6.99)
+    w.now(5.99)
     assert w.agent.decider.evidence["m", "v1"] == {first: 0.0}
     w.loop.close()
     w.agent.served.folder("m").point("v1", Pointer(first, "ann", "wrong scores", w.agent.now()))
     w.open()
-    w.now(7)  # with this tick the evidence against the wrong one is there
-    w.days(7, 8)
+    w.now(6)  # with this tick the evidence against the wrong one is there
+    w.days(6, 8)
     assert [(e.kind, e.body["who"]) for e in w.journal("rolled_back")] == [("rolled_back", "ann")]
     assert (w.current().id, first in w.agent.served.standing("m", "v1").bad) == (first, False)
 
